@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 
-class SolverError(Exception):
-    """Base of all errors raised by ``olla_solvers``."""
+class OllaError(Exception):
+    """Base of all errors raised by ``olla_solvers`` and ``olla_fx``."""
 
 
-class ProblemError(SolverError, ValueError):
+class ProblemError(OllaError, ValueError):
     """A problem, plan or file that cannot be planned: says which item is wrong and why."""
 
 
-class ValidationError(SolverError):
+class ValidationError(OllaError):
     """A plan breaks its problem: names the two arrays or operators concerned."""
 
 
-class SolverUnavailableError(SolverError):
+class SolverUnavailableError(OllaError):
     """The named solver is unknown, not installed, or not licensed for a problem of this size."""
 
 
-class InfeasibleError(SolverError):
+class InfeasibleError(OllaError):
     """Proven: no plan within the given limits exists."""
 
 
-class NoSolutionError(SolverError):
+class NoSolutionError(OllaError):
     """No plan was found in the time allowed, and none was ruled out."""

@@ -1,0 +1,158 @@
+"""What flows into a captured step, and where each of it is looked up at every call.
+
+A step's graph has one placeholder for every tensor it reads: parameters, buffers, plain tensor
+attributes, optimizer state, late-bound scalars and the caller's own tensors. They are found by name,
+never held, so that ``load_state_dict(assign=True)``, ``.to()`` and ``optimizer.load_state_dict`` work
+between calls.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from olla_fx.errors import CaptureError
+from olla_fx.torch_compat import storage_key
+
+
+class Role(enum.StrEnum):
+    """Where the value of a placeholder comes from."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    ATTRIBUTE = "attribute"
+    STATE = "state"
+    HYPERPARAMETER = "hyperparameter"
+    SCALAR = "scalar"
+    EXAMPLE = "input"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """All of a tensor that a plan depends on.
+
+    Attributes:
+        shape: extents.
+        stride: element strides.
+        dtype: element type.
+        device: where it lives.
+        requires_grad: whether a gradient is wanted; part of the plan for parameters only.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool = False
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        """Describe a tensor."""
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has this shape, layout, type and device."""
+        return (
+            tensor.shape == self.shape
+            and tensor.dtype == self.dtype
+            and tensor.stride() == self.stride
+            and tensor.device == self.device
+        )
+
+    def empty(self, device: torch.device) -> torch.Tensor:
+        """A new tensor of this shape and layout, of its own storage."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+
+    def __str__(self) -> str:
+        """Such as ``float32[8, 3, 64, 64] on cpu``."""
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)} on {self.device}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """One placeholder of a captured step.
+
+    Attributes:
+        role: where its value comes from.
+        name: unique within its role, such as ``layer1.0.conv1.weight`` or ``group0.lr``.
+        spec: the tensor it was planned for; None for scalars.
+    """
+
+    role: Role
+    name: str
+    spec: TensorSpec | None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSlot:
+    """A place in a module tree that holds a tensor: ``table[key]``.
+
+    Attributes:
+        role: parameter, buffer or attribute.
+        name: dotted path, the first one where a tensor is tied to several places.
+        owner: the dotted path of the module, for finding the same place in a copy.
+        key: the attribute's name.
+    """
+
+    role: Role
+    name: str
+    owner: str
+    key: str
+
+    def table(self, module: nn.Module) -> dict[str, Any]:
+        """The dictionary of ``module`` (the one at ``owner``) in which the tensor is kept."""
+        if self.role is Role.PARAMETER:
+            return module._parameters  # type: ignore[return-value]
+        if self.role is Role.BUFFER:
+            return module._buffers  # type: ignore[return-value]
+        return module.__dict__
+
+
+def tensor_slots(model: nn.Module) -> list[list[TensorSlot]]:
+    """All tensors of a module tree, each with every place it is tied to.
+
+    Returns:
+        One list a tensor, in the order parameters, buffers, plain attributes.
+
+    Raises:
+        CaptureError: when two different tensors share one storage, or a parameter is not initialised.
+    """
+    tied: dict[int, list[TensorSlot]] = {}
+    storages: dict[int, str] = {}
+    for role in (Role.PARAMETER, Role.BUFFER, Role.ATTRIBUTE):
+        for slot, tensor in _slots_of(model, role):
+            places = tied.setdefault(id(tensor), [])
+            places.append(slot)
+            if len(places) == 1:
+                _refuse_shared_storage(slot.name, tensor, storages)
+    return list(tied.values())
+
+
+def _slots_of(model: nn.Module, role: Role) -> Iterator[tuple[TensorSlot, torch.Tensor]]:
+    for owner, module in model.named_modules():
+        probe = TensorSlot(role, "", owner, "")
+        for key, tensor in probe.table(module).items():
+            if isinstance(tensor, torch.Tensor):
+                name = f"{owner}.{key}" if owner else key
+                if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+                    raise CaptureError(
+                        f"{name} is not initialised yet (a lazy module): call the model once on data, "
+                        "then plan it"
+                    )
+                yield TensorSlot(role, name, owner, key), tensor
+
+
+def _refuse_shared_storage(name: str, tensor: torch.Tensor, storages: dict[int, str]) -> None:
+    if tensor.is_meta or tensor.numel() == 0:
+        return
+    first = storages.setdefault(storage_key(tensor), name)
+    if first != name:
+        raise CaptureError(
+            f"{first} and {name} are different tensors in one storage; a captured step cannot follow "
+            "updates through it. Tie them as one parameter, or clone one of them"
+        )

@@ -1,0 +1,292 @@
+"""An optimizer's update as part of a captured step.
+
+The user's own ``step`` code is traced on a *shadow*: an object of the same class whose groups hold the
+traced parameters and whose hyper-parameters are *late-bound scalars*, numbers that become placeholders
+of the graph instead of constants. A scheduler's change of ``lr`` therefore takes effect in the next
+step without a new plan, and all arithmetic stays Python's and eager's.
+
+``foreach`` and ``fused`` are captured as the single-tensor form, one update a parameter: the batched
+form would keep every gradient alive until the last one exists.
+"""
+
+from __future__ import annotations
+
+import collections
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from olla_fx import torch_compat
+from olla_fx.errors import UnsupportedOptimizerError
+
+SUPPORTED: tuple[type[torch.optim.Optimizer], ...] = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.Adamax,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+)
+
+_REFUSED = {
+    "LBFGS": "it needs a closure that evaluates the model several times a step",
+    "RAdam": "its arithmetic branches on the step number",
+    "ASGD": "its arithmetic branches on the step number",
+    "SparseAdam": "it needs sparse gradients",
+}
+
+# Python numbers in a group that choose code, not arithmetic.
+_IMPLEMENTATION_FLAGS = frozenset({"foreach", "fused"})
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarSlot:
+    """A late-bound number: where it stands in the optimizer.
+
+    Attributes:
+        name: unique, such as ``group0.lr`` or ``group1.betas.0``.
+        group: index of the parameter group.
+        key: its key in the group.
+        element: its index where the group's value is a tuple, else None.
+        parameter: for SGD's dampening, which is 0 in a parameter's first step, that parameter's name.
+    """
+
+    name: str
+    group: int
+    key: str
+    element: int | None = None
+    parameter: str | None = None
+
+    def read(self, groups: Sequence[Mapping[str, Any]]) -> float:
+        """Its present value."""
+        value = groups[self.group][self.key]
+        return float(value if self.element is None else value[self.element])
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerLayout:
+    """What of an optimizer a plan depends on.
+
+    Attributes:
+        parameters: for each group, the names of its parameters.
+        scalars: its late-bound numbers, all of them not 0 when captured (dampening excepted).
+        constants: for each group, what is baked into the plan: flags, and numbers that are 0.
+    """
+
+    parameters: tuple[tuple[str, ...], ...]
+    scalars: tuple[ScalarSlot, ...]
+    constants: tuple[tuple[tuple[str, Any], ...], ...]
+
+
+def check_supported(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse optimizers whose update is not one fixed piece of arithmetic.
+
+    Raises:
+        UnsupportedOptimizerError: naming the reason and the optimizers that work.
+    """
+    name = type(optimizer).__name__
+    supported = ", ".join(each.__name__ for each in SUPPORTED)
+    step = torch_compat.optimizer_step_function(type(optimizer))
+    known = any(
+        isinstance(optimizer, each) and step is torch_compat.optimizer_step_function(each)
+        for each in SUPPORTED
+    )
+    if name in _REFUSED:
+        raise UnsupportedOptimizerError(
+            f"{name} cannot be captured: {_REFUSED[name]}. Use one of {supported}, or run it in eager"
+        )
+    if not known:
+        raise UnsupportedOptimizerError(f"{name} is not an optimizer that can be captured: {supported}")
+    if torch_compat.has_optimizer_pre_hooks(optimizer):
+        raise UnsupportedOptimizerError(
+            f"this {name} has step pre-hooks: in a captured step no gradients exist that they could see. "
+            "Remove them, or do their work in loss_fn"
+        )
+    for flag in ("capturable", "differentiable"):
+        if any(group.get(flag) for group in optimizer.param_groups):
+            raise UnsupportedOptimizerError(f"{name} with {flag}=True cannot be captured; set it to False")
+    for group in optimizer.param_groups:
+        for key in optimizer.defaults:
+            if isinstance(group.get(key), torch.Tensor):
+                raise UnsupportedOptimizerError(
+                    f"{name}'s {key} is a tensor; give it as a number: it takes effect without a new plan"
+                )
+
+
+def warn_about_fused_adam(optimizer: torch.optim.Optimizer) -> None:
+    """Say once that fused Adam rounds differently from the form that is captured."""
+    if "Adam" in type(optimizer).__name__ and any(group.get("fused") for group in optimizer.param_groups):
+        warnings.warn(
+            f"fused {type(optimizer).__name__} is captured as its single-tensor form, whose results can "
+            "differ from the fused kernel's in the last bit",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def parameter_names(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """For each group, the model's names of its parameters.
+
+    Raises:
+        UnsupportedOptimizerError: when a parameter is not the model's.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = []
+    for index, group in enumerate(optimizer.param_groups):
+        stranger = next((each for each in group["params"] if id(each) not in names), None)
+        if stranger is not None:
+            raise UnsupportedOptimizerError(
+                f"parameter group {index} holds a tensor of shape {list(stranger.shape)} that is no "
+                "parameter of the model: make the optimizer with model.parameters(), after any "
+                "load_state_dict(assign=True) or replaced layer"
+            )
+        found.append(tuple(names[id(each)] for each in group["params"]))
+    return tuple(found)
+
+
+def describe(optimizer: torch.optim.Optimizer, model: nn.Module) -> OptimizerLayout:
+    """Split an optimizer's hyper-parameters into late-bound scalars and constants.
+
+    A number that is 0 is a constant, since optimizers leave code out for it (``weight_decay=0``): one
+    that becomes or leaves 0 changes the layout, and with it the plan.
+    """
+    parameters = parameter_names(optimizer, model)
+    scalars: list[ScalarSlot] = []
+    constants = []
+    for index, group in enumerate(optimizer.param_groups):
+        baked: list[tuple[str, Any]] = []
+        for key in optimizer.defaults:
+            if key in _IMPLEMENTATION_FLAGS or key not in group:
+                continue
+            slots = _scalar_slots(optimizer, index, key, parameters[index])
+            scalars.extend(slots)
+            if not slots:
+                baked.append((key, group[key]))
+        constants.append(tuple(baked))
+    return OptimizerLayout(parameters, tuple(scalars), tuple(constants))
+
+
+def _scalar_slots(
+    optimizer: torch.optim.Optimizer, index: int, key: str, names: Sequence[str]
+) -> list[ScalarSlot]:
+    group = optimizer.param_groups[index]
+    value = group[key]
+    if isinstance(value, tuple | list):
+        numbers = all(_is_number(each) and each != 0 for each in value)
+        elements = range(len(value)) if numbers else ()
+        return [ScalarSlot(f"group{index}.{key}.{each}", index, key, each) for each in elements]
+    if not _is_number(value) or value == 0:
+        return []
+    if key == "dampening":
+        if group["momentum"] == 0:
+            return []
+        return [ScalarSlot(f"group{index}.{key}.{name}", index, key, None, name) for name in names]
+    return [ScalarSlot(f"group{index}.{key}", index, key)]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def initial_state(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The state that the optimizer's first step would give a parameter.
+
+    SGD's first step copies the gradient into the momentum buffer. A buffer of -0.0 gives the same bits,
+    since ``-0.0 * momentum + g == g`` for every ``g`` with its sign (the dampening of a first step is
+    passed as 0); +0.0 would turn gradients of -0.0 into +0.0.
+
+    Args:
+        optimizer: the user's; not changed.
+        group: the parameter group that the parameter belongs to.
+        parameter: real or fake; its values are not read.
+    """
+    if isinstance(optimizer, torch.optim.SGD):
+        if group["momentum"] == 0:
+            return {}
+        return {"momentum_buffer": torch.full_like(parameter, -0.0, requires_grad=False)}
+    stand_in = parameter.detach()
+    stand_in.grad = stand_in.detach()
+    alone = {**group, "params": [stand_in], "foreach": False, "fused": False}
+    shadow = _shadow(optimizer, [alone], {})
+    torch_compat.initialize_optimizer_state(shadow, alone)
+    return dict(shadow.state[stand_in])
+
+
+def run_update(
+    optimizer: torch.optim.Optimizer,
+    layout: OptimizerLayout,
+    parameters: Mapping[str, torch.Tensor],
+    gradients: Mapping[str, torch.Tensor | None],
+    state: Mapping[str, dict[str, torch.Tensor]],
+    scalars: Mapping[str, Any],
+) -> None:
+    """Run the optimizer's own update on other tensors than its own.
+
+    Args:
+        optimizer: the user's; not changed.
+        layout: from :func:`describe`.
+        parameters: by name; updated in place.
+        gradients: by name; parameters without one are skipped, as in eager.
+        state: by parameter name, then key; updated in place.
+        scalars: the late-bound numbers by name, concrete or symbolic.
+    """
+    groups: list[dict[str, Any]] = []
+    for index, names in enumerate(layout.parameters):
+        shared = _bind(optimizer.param_groups[index], index, layout.scalars, scalars, None)
+        own = {slot.parameter for slot in layout.scalars if slot.group == index and slot.parameter}
+        for batch in [[name] for name in names] if own else [list(names)]:
+            bound = _bind(shared, index, layout.scalars, scalars, batch[0]) if own else shared
+            groups.append({**bound, "params": [parameters[name] for name in batch]})
+    keyed = {parameters[name]: values for name, values in state.items()}
+    for name, gradient in gradients.items():
+        parameters[name].grad = gradient
+    try:
+        step = torch_compat.optimizer_step_function(type(optimizer))
+        with torch.no_grad():
+            step(_shadow(optimizer, groups, keyed))
+    finally:
+        for name in gradients:
+            parameters[name].grad = None
+
+
+def _bind(
+    group: Mapping[str, Any],
+    index: int,
+    slots: Sequence[ScalarSlot],
+    scalars: Mapping[str, Any],
+    parameter: str | None,
+) -> dict[str, Any]:
+    """A copy of a group with its late-bound numbers put in."""
+    bound = {**group, "foreach": False, "fused": False}
+    for slot in slots:
+        if slot.group == index and slot.parameter == parameter:
+            if slot.element is None:
+                bound[slot.key] = scalars[slot.name]
+            else:
+                values = list(bound[slot.key])
+                values[slot.element] = scalars[slot.name]
+                bound[slot.key] = tuple(values)
+    return bound
+
+
+def _shadow(
+    optimizer: torch.optim.Optimizer,
+    groups: list[dict[str, Any]],
+    state: Mapping[torch.Tensor, dict[str, torch.Tensor]],
+) -> torch.optim.Optimizer:
+    """An object of the optimizer's class with other groups and state, and no hooks."""
+    shadow: torch.optim.Optimizer = object.__new__(type(optimizer))
+    shadow.__dict__.update(optimizer.__dict__)
+    shadow.__dict__.pop("step", None)
+    shadow.param_groups = groups
+    shadow.state = collections.defaultdict(dict, state)
+    return shadow

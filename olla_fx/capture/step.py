@@ -1,0 +1,395 @@
+"""Captures forward, loss, backward and weight update, or inference, as one flat ATen graph.
+
+The step is written as a function of all tensors it reads, differentiates with ``torch.autograd.grad``
+and runs the optimizer's own code, and is traced by AOTAutograd under fake tensors: nothing is
+computed, no memory is used, and the user's model and optimizer stay untouched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from olla_fx import torch_compat
+from olla_fx.capture import optimizer as optimizers
+from olla_fx.capture.inputs import Role, StepInput, TensorSlot, TensorSpec, tensor_slots
+from olla_fx.capture.optimizer import OptimizerLayout
+from olla_fx.capture.shadow_model import ShadowModel, refuse_side_effects
+from olla_fx.errors import CaptureError
+
+LossFunction = Callable[..., torch.Tensor]
+
+
+class Mode(enum.StrEnum):
+    """What a captured step does."""
+
+    INFERENCE = "inference"
+    TRAINING = "training"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLayout:
+    """How the graph's flat results become what the caller gets.
+
+    Attributes:
+        spec: pytree of the answer.
+        leaves: for each leaf, the index of a graph result, or the constant itself.
+    """
+
+    spec: pytree.TreeSpec
+    leaves: tuple[tuple[bool, Any], ...]
+
+    def rebuild(self, results: Sequence[torch.Tensor]) -> Any:
+        """The answer with the caller's own structure."""
+        return pytree.tree_unflatten(
+            [results[value] if is_result else value for is_result, value in self.leaves], self.spec
+        )
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """A step as one graph.
+
+    Attributes:
+        mode: training or inference.
+        graph_module: functional but for trailing ``copy_`` into static arrays.
+        inputs: what each placeholder is, in order.
+        input_spec: pytree of the caller's tensors.
+        outputs: how results become the answer.
+        slots: the model's tensors with all their places.
+        optimizer: what was assumed of the optimizer, when training.
+        state_keys: for each parameter that is updated, the keys of its optimizer state.
+        module_training: training flag of every module, by name.
+        device: where everything lives.
+        seconds: wall-clock time of capturing.
+    """
+
+    mode: Mode
+    graph_module: fx.GraphModule
+    inputs: tuple[StepInput, ...]
+    input_spec: pytree.TreeSpec
+    outputs: OutputLayout
+    slots: tuple[tuple[TensorSlot, ...], ...]
+    optimizer: OptimizerLayout | None
+    state_keys: Mapping[str, tuple[str, ...]]
+    module_training: Mapping[str, bool]
+    device: torch.device
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """What is to be captured.
+
+    Attributes:
+        model: the user's; not changed.
+        inputs: positional arguments of the model; for training the last one is the target.
+        mode: training or inference.
+        loss_fn: ``loss_fn(model(*inputs), target)`` must give a scalar.
+        optimizer: the user's; not changed.
+        return_outputs: whether a training step also returns the model's outputs.
+    """
+
+    model: nn.Module
+    inputs: tuple[Any, ...]
+    mode: Mode
+    loss_fn: LossFunction | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    return_outputs: bool = False
+
+
+def capture(request: StepRequest) -> CapturedStep:
+    """Capture a step.
+
+    Raises:
+        CaptureError: when the model depends on values of its data, rejects the example, has hooks or
+            side effects, or its optimizer cannot be captured. Model and optimizer are untouched.
+    """
+    started = time.perf_counter()
+    tracing = _Tracing(request)
+    attributes = tracing.shadow.attributes()
+    with _explained(request.model), torch.random.fork_rng(devices=[]):
+        graph_module = torch_compat.trace_functional(tracing.step, tracing.flat_arguments, tracing.fake_mode)
+    refuse_side_effects(attributes, tracing.shadow.attributes())
+    tracing.refuse_lost_gradients()
+    if tracing.outputs is None:
+        raise CaptureError(f"{type(request.model).__name__} returned nothing that can be captured")
+    return CapturedStep(
+        mode=request.mode,
+        graph_module=graph_module,
+        inputs=tuple(tracing.inputs),
+        input_spec=tracing.example_spec,
+        outputs=tracing.outputs,
+        slots=tuple(tuple(places) for places in tracing.slots),
+        optimizer=tracing.layout,
+        state_keys={name: tuple(values) for name, values in tracing.state.items()},
+        module_training={name: module.training for name, module in request.model.named_modules()},
+        device=tracing.device,
+        seconds=time.perf_counter() - started,
+    )
+
+
+class _Tracing:
+    """One tracing run: the fake arguments, and the function of them that is traced."""
+
+    def __init__(self, request: StepRequest) -> None:
+        self.request = request
+        self.fake_mode = torch_compat.new_fake_mode()
+        self.slots = tensor_slots(request.model)
+        self.shadow = ShadowModel(request.model, self.slots)
+        self.inputs: list[StepInput] = []
+        self.flat_arguments: list[torch.Tensor] = []
+        self.outputs: OutputLayout | None = None
+        self.without_gradient: list[str] = []
+        self.layout: OptimizerLayout | None = None
+        self.state: dict[str, dict[str, torch.Tensor]] = {}
+        self._originals = dict(request.model.named_modules())
+        self.device = self._device()
+        self._add_model_tensors()
+        if request.optimizer is not None:
+            self._add_optimizer(request.optimizer)
+        self._add_examples()
+
+    def _device(self) -> torch.device:
+        """The one device of all tensors; meta tensors are planned as if on the CPU."""
+        tensors = [self._tensor(places[0]) for places in self.slots]
+        leaves = pytree.tree_leaves(self.request.inputs)
+        devices = {each.device for each in [*tensors, *leaves] if isinstance(each, torch.Tensor)}
+        devices.discard(torch.device("meta"))
+        if len(devices) > 1:
+            names = ", ".join(sorted(map(str, devices)))
+            raise CaptureError(f"model and inputs are on several devices ({names}); move them to one")
+        return devices.pop() if devices else torch.device("cpu")
+
+    def _tensor(self, slot: TensorSlot) -> torch.Tensor:
+        tensor: torch.Tensor = slot.table(self._originals[slot.owner])[slot.key]
+        return tensor
+
+    def _add(self, role: Role, name: str, spec: TensorSpec) -> torch.Tensor:
+        with self.fake_mode:
+            fake = spec.empty(self.device)
+        self.inputs.append(StepInput(role, name, spec))
+        self.flat_arguments.append(fake)
+        return fake
+
+    def _add_model_tensors(self) -> None:
+        for places in self.slots:
+            tensor = self._tensor(places[0])
+            self._add(places[0].role, places[0].name, TensorSpec.of(tensor))
+
+    def _add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizers.check_supported(optimizer)
+        self.layout = optimizers.describe(optimizer, self.request.model)
+        trained = {each.name: each for each in self.inputs if each.role is Role.PARAMETER}
+        for index, names in enumerate(self.layout.parameters):
+            group = optimizer.param_groups[index]
+            for name, parameter in zip(names, group["params"], strict=True):
+                spec = trained[name].spec
+                if spec is not None and spec.requires_grad:
+                    self.state[name] = self._add_state(optimizer, group, name, parameter)
+        for slot in self.layout.scalars:
+            with self.fake_mode:
+                self.flat_arguments.append(torch.empty((), dtype=torch.float64))
+            self.inputs.append(StepInput(Role.SCALAR, slot.name, None))
+
+    def _add_state(
+        self, optimizer: torch.optim.Optimizer, group: dict[str, Any], name: str, parameter: nn.Parameter
+    ) -> dict[str, torch.Tensor]:
+        present = optimizer.state.get(parameter, {})
+        if any(isinstance(value, torch.Tensor) for value in present.values()):
+            values = {key: value for key, value in present.items() if value is not None}
+        else:
+            with self.fake_mode:
+                fake = TensorSpec.of(parameter).empty(self.device)
+                values = optimizers.initial_state(optimizer, group, fake)
+        loose = next((key for key, value in values.items() if not isinstance(value, torch.Tensor)), None)
+        if loose is not None:
+            raise CaptureError(
+                f"the optimizer's state {loose!r} of {name} is {values[loose]!r}, not a tensor: it was saved "
+                "by an older PyTorch; load it with optimizer.load_state_dict"
+            )
+        return {
+            key: self._add(Role.STATE, f"{name}.{key}", TensorSpec.of(value)) for key, value in values.items()
+        }
+
+    def _add_examples(self) -> None:
+        leaves, self.example_spec = pytree.tree_flatten(self.request.inputs)
+        self._example_leaves: list[Any] = []
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                leaf = self._add(Role.EXAMPLE, str(index), TensorSpec.of(leaf))
+                self._example_leaves.append(len(self.flat_arguments) - 1)
+            else:
+                self._example_leaves.append(_Constant(leaf))
+
+    def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
+        """The whole step as a function of its tensors; returns flat copies of its results."""
+        values = {(each.role, each.name): tensor for each, tensor in zip(self.inputs, flat, strict=True)}
+        leaves = [each.value if isinstance(each, _Constant) else flat[each] for each in self._example_leaves]
+        arguments = pytree.tree_unflatten(leaves, self.example_spec)
+        if self.request.mode is Mode.INFERENCE:
+            self.shadow.put([values[places[0].role, places[0].name] for places in self.slots])
+            with torch.no_grad():
+                return self._flatten_outputs(self.shadow.model(*arguments))
+        return self._training_step(values, arguments)
+
+    def _training_step(
+        self, values: Mapping[tuple[Role, str], torch.Tensor], arguments: Sequence[Any]
+    ) -> list[torch.Tensor]:
+        trained = [name for names in self._layout().parameters for name in names if name in self.state]
+        parameters = {name: values[Role.PARAMETER, name] for name in trained}
+        leaves = {name: each.detach().requires_grad_() for name, each in parameters.items()}
+        slots = [(places[0].role, places[0].name) for places in self.slots]
+        self.shadow.put(
+            [leaves.get(name, values[role, name]) if role is Role.PARAMETER else values[role, name]
+             for role, name in slots]
+        )  # fmt: skip
+        with torch.enable_grad():
+            *inputs, target = arguments
+            outputs = self.shadow.model(*inputs)
+            loss = self._loss(outputs, target)
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        by_name = dict(zip(leaves, gradients, strict=True))
+        self.without_gradient = [name for name, gradient in by_name.items() if gradient is None]
+        self._update(values, parameters, by_name)
+        detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+        answer = (loss.detach(), detached) if self.request.return_outputs else loss.detach()
+        return self._flatten_outputs(answer)
+
+    def _loss(self, outputs: Any, target: Any) -> torch.Tensor:
+        if self.request.loss_fn is None:
+            raise CaptureError("a training step needs loss_fn")
+        loss = self.request.loss_fn(outputs, target)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            given = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise CaptureError(f"loss_fn must return a scalar tensor, not {given}")
+        if not loss.requires_grad:
+            raise CaptureError("the loss depends on no parameter that the optimizer trains")
+        return loss
+
+    def _layout(self) -> OptimizerLayout:
+        if self.layout is None:
+            raise CaptureError("a training step needs an optimizer")
+        return self.layout
+
+    def _update(
+        self,
+        values: Mapping[tuple[Role, str], torch.Tensor],
+        parameters: Mapping[str, torch.Tensor],
+        gradients: Mapping[str, torch.Tensor | None],
+    ) -> None:
+        if self.request.optimizer is None:
+            raise CaptureError("a training step needs an optimizer")
+        scalars: dict[str, Any] = {}
+        for slot in self._layout().scalars:
+            scalars[slot.name] = values[Role.SCALAR, slot.name].item()
+            if slot.parameter is None:
+                torch._check(scalars[slot.name] != 0)
+        state = {
+            name: {key: values[Role.STATE, f"{name}.{key}"] for key in keys}
+            for name, keys in self.state.items()
+        }
+        optimizers.run_update(
+            self.request.optimizer, self._layout(), parameters_and_frozen(values, parameters), gradients,
+            state, scalars,
+        )  # fmt: skip
+
+    def _flatten_outputs(self, answer: Any) -> list[torch.Tensor]:
+        """Flat results, each behind a ``clone`` that keeps AOTAutograd from hiding its aliases.
+
+        The clones are removed again when the graph is cleaned
+        (:func:`olla_fx.rewrite.cleanup.drop_output_copies`).
+        """
+        leaves, spec = pytree.tree_flatten(answer)
+        results: list[torch.Tensor] = []
+        layout: list[tuple[bool, Any]] = []
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                layout.append((True, len(results)))
+                results.append(leaf.detach().clone())
+            elif isinstance(leaf, int | float | bool | str | type(None)):
+                layout.append((False, leaf))
+            else:
+                raise CaptureError(
+                    f"the model returns a {type(leaf).__name__}, which is no tensor, number, tuple, list or "
+                    "dict: register it with torch.utils._pytree, or return its tensors"
+                )
+        self.outputs = OutputLayout(spec, tuple(layout))
+        return results
+
+    def refuse_lost_gradients(self) -> None:
+        """Compare parameters without a gradient with what eager's ``backward`` reaches.
+
+        Reentrant checkpointing differentiates inside a backward node, which ``torch.autograd.grad`` does
+        not see: the parameters under it would silently stop learning.
+        """
+        if not self.without_gradient:
+            return
+        with self.fake_mode:
+            tensors = {
+                (each.role, each.name): each.spec.empty(self.device)
+                for each in self.inputs
+                if each.spec is not None
+            }
+            trained = set(self.without_gradient)
+            for name in self.state:
+                tensors[Role.PARAMETER, name].requires_grad_()
+            self.shadow.put([tensors[places[0].role, places[0].name] for places in self.slots])
+            examples = [
+                each.value if isinstance(each, _Constant) else tensors[Role.EXAMPLE, self.inputs[each].name]
+                for each in self._example_leaves
+            ]
+            *inputs, target = pytree.tree_unflatten(examples, self.example_spec)
+            self._loss(self.shadow.model(*inputs), target).backward()
+        lost = sorted(name for name in trained if tensors[Role.PARAMETER, name].grad is not None)
+        if lost:
+            raise CaptureError(
+                f"capturing loses the gradient of {lost[0]} (and {len(lost) - 1} more), which eager computes: "
+                "the model uses torch.utils.checkpoint with use_reentrant=True. Pass use_reentrant=False"
+            )
+
+
+def parameters_and_frozen(
+    values: Mapping[tuple[Role, str], torch.Tensor], trained: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """All parameters by name: the optimizer may hold frozen ones, which it skips for want of a gradient."""
+    return {name: each for (role, name), each in values.items() if role is Role.PARAMETER} | dict(trained)
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    """A leaf of the caller's inputs that is no tensor."""
+
+    value: Any
+
+
+@contextlib.contextmanager
+def _explained(model: nn.Module) -> Iterator[None]:
+    """Turn whatever tracing raises into one error that names the model and the way out."""
+    name = type(model).__name__
+    try:
+        yield
+    except CaptureError:
+        raise
+    except torch_compat.DATA_DEPENDENT_ERRORS as error:
+        raise CaptureError(
+            f"{name} has control flow or shapes that depend on the values of its tensors, so no one graph "
+            f"describes its step: {_first_line(error)}. Rewrite that part with torch.where or fixed shapes"
+        ) from error
+    except Exception as error:
+        raise CaptureError(
+            f"{name} (or its loss) rejects the example input: {type(error).__name__}: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__

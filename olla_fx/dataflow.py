@@ -1,0 +1,274 @@
+"""fx graph → :class:`~olla_solvers.problem.Problem`.
+
+Nodes that compute become operators, storages become arrays. Which tensors share a storage is read off
+the fake tensors that the graph was propagated with, never off operator names: ``reshape`` may or may
+not copy. Everything else (views, ``getitem``, Python arithmetic on scalars) is *free*: it takes no
+memory and is emitted right before its first user.
+
+Edges beyond producer → consumer are hazards, found by walking the captured order, which is the
+program's meaning: a write waits for the last write and for every read since; a read waits for the last
+write. Operators that draw random numbers keep their order among themselves.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from olla_fx.errors import CaptureError
+from olla_fx.torch_compat import storage_key
+from olla_solvers.problem import Array, ArrayKind, Operator, Problem
+
+CPU_ALIGNMENT_BYTES = 64
+CUDA_ALIGNMENT_BYTES = 512
+
+
+@dataclass(frozen=True)
+class Dataflow:
+    """A graph seen as operators and arrays.
+
+    Attributes:
+        graph_module: the graph; every node carries its fake value in ``meta["val"]``.
+        problem: operators in captured order.
+        operators: the node of each operator.
+        produced: for each operator, the array index of each of its flattened results; None for a result
+            that is no tensor or lives in another operator's storage.
+        alignment_bytes: what sizes are rounded up to.
+    """
+
+    graph_module: fx.GraphModule
+    problem: Problem
+    operators: tuple[fx.Node, ...]
+    produced: tuple[tuple[int | None, ...], ...]
+    alignment_bytes: int
+
+
+def alignment_of(device: torch.device) -> int:
+    """The alignment that the device's stock allocator gives, in bytes."""
+    return CUDA_ALIGNMENT_BYTES if device.type == "cuda" else CPU_ALIGNMENT_BYTES
+
+
+def rounded(size_bytes: int, alignment_bytes: int) -> int:
+    """The size rounded up to a multiple of the alignment."""
+    return -(-size_bytes // alignment_bytes) * alignment_bytes
+
+
+def build_dataflow(graph_module: fx.GraphModule, device: torch.device) -> Dataflow:
+    """Read operators, arrays and hazards off a graph.
+
+    Args:
+        graph_module: propagated with fake tensors
+            (:func:`olla_fx.rewrite.propagate.propagate_fake_tensors`).
+        device: whose alignment the sizes are rounded to.
+
+    Returns:
+        The problem, and which node and result each of its items is.
+
+    Raises:
+        CaptureError: when the graph holds a construct whose memory is unknown.
+    """
+    builder = _Builder(graph_module, alignment_of(device))
+    for node in graph_module.graph.nodes:
+        builder.add(node)
+    return builder.finish()
+
+
+def storages_of(value: object) -> list[int | None]:
+    """The storage of each flattened tensor in a node's value; None for what is no tensor."""
+    return [
+        storage_key(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in pytree.tree_leaves(value)
+    ]
+
+
+def written_arguments(node: fx.Node) -> list[fx.Node]:
+    """The argument nodes that an operator writes to, by its schema."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    written: list[fx.Node] = []
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        written.extend(leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, fx.Node))
+    return written
+
+
+def is_free(node: fx.Node) -> bool:
+    """Whether a node takes no memory and no time: views, ``getitem``, arithmetic on Python numbers."""
+    if node.op in ("placeholder", "get_attr", "output") or node.target is operator.getitem:
+        return True
+    value = node.meta.get("val")
+    tensors = [key for key in storages_of(value) if key is not None]
+    if not isinstance(node.target, torch._ops.OpOverload):
+        if tensors:
+            raise CaptureError(
+                f"the graph calls {node.target}, a construct whose memory olla_fx cannot see "
+                f"(node {node.name})"
+            )
+        return True
+    if not tensors or node.target._schema.is_mutable:
+        return False
+    sources = {key for argument in node.all_input_nodes for key in storages_of(argument.meta.get("val"))}
+    return all(key in sources for key in tensors)
+
+
+def draws_random_numbers(node: fx.Node) -> bool:
+    """Whether an operator advances the random generator."""
+    return (
+        isinstance(node.target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in node.target.tags
+    )
+
+
+@dataclass
+class _Storage:
+    """What is known of one storage while walking the graph."""
+
+    name: str
+    size_bytes: int
+    producer: int | None
+    users: set[int]
+    last_writer: int | None
+    readers_since_write: set[int]
+    is_output: bool = False
+
+
+class _Builder:
+    """Walks a graph once, in captured order."""
+
+    def __init__(self, graph_module: fx.GraphModule, alignment_bytes: int) -> None:
+        self.graph_module = graph_module
+        self.alignment_bytes = alignment_bytes
+        self.operators: list[fx.Node] = []
+        self.results: list[list[int | None]] = []
+        self.storages: dict[int, _Storage] = {}
+        self.before: set[tuple[int, int]] = set()
+        self.number_sources: dict[fx.Node, frozenset[int]] = {}
+        self.last_random: int | None = None
+
+    def add(self, node: fx.Node) -> None:
+        if node.op in ("placeholder", "get_attr"):
+            for key, leaf in _tensor_leaves(node.meta.get("val")):
+                self._new_storage(key, node.name, leaf, None)
+        elif node.op == "output":
+            for argument in node.all_input_nodes:
+                for key in storages_of(argument.meta.get("val")):
+                    if key is not None:
+                        self.storages[key].is_output = True
+        elif is_free(node):
+            self.number_sources[node] = self._numbers_of(node)
+        else:
+            self._add_operator(node)
+
+    def _numbers_of(self, node: fx.Node) -> frozenset[int]:
+        """The operators whose Python numbers reach a node without passing through a tensor."""
+        found: set[int] = set()
+        for argument in node.all_input_nodes:
+            if not _tensor_leaves(argument.meta.get("val")):
+                found |= self.number_sources.get(argument, frozenset())
+        return frozenset(found)
+
+    def _new_storage(self, key: int, name: str, leaf: torch.Tensor, producer: int | None) -> None:
+        size_bytes = rounded(leaf.untyped_storage().nbytes(), self.alignment_bytes)
+        self.storages[key] = _Storage(name, size_bytes, producer, set(), producer, set())
+
+    def _add_operator(self, node: fx.Node) -> None:
+        index = len(self.operators)
+        self.operators.append(node)
+        self.before.update((source, index) for source in self._numbers_of(node))
+        written = {key for each in written_arguments(node) for key in storages_of(each.meta.get("val"))}
+        read = {key for each in node.all_input_nodes for key in storages_of(each.meta.get("val"))}
+        for key in read - written - {None}:
+            self._read(self.storages[key], index)  # type: ignore[index]
+        for key in written - {None}:
+            self._write(self.storages[key], index)  # type: ignore[index]
+        self._chain_random(node, index)
+        self._add_results(node, index)
+        self.number_sources[node] = frozenset({index})
+
+    def _read(self, storage: _Storage, index: int) -> None:
+        storage.users.add(index)
+        storage.readers_since_write.add(index)
+        self._after(storage, storage.last_writer, index)
+
+    def _write(self, storage: _Storage, index: int) -> None:
+        storage.users.add(index)
+        self._after(storage, storage.last_writer, index)
+        self.before.update((reader, index) for reader in storage.readers_since_write)
+        storage.last_writer, storage.readers_since_write = index, set()
+
+    def _after(self, storage: _Storage, writer: int | None, index: int) -> None:
+        if writer is not None and writer != storage.producer:
+            self.before.add((writer, index))
+
+    def _chain_random(self, node: fx.Node, index: int) -> None:
+        if draws_random_numbers(node):
+            if self.last_random is not None:
+                self.before.add((self.last_random, index))
+            self.last_random = index
+
+    def _add_results(self, node: fx.Node, index: int) -> None:
+        leaves = pytree.tree_leaves(node.meta.get("val"))
+        results: list[int | None] = []
+        for position, leaf in enumerate(leaves):
+            key = storage_key(leaf) if isinstance(leaf, torch.Tensor) else None
+            if key is not None and key not in self.storages:
+                name = node.name if len(leaves) == 1 else f"{node.name}.{position}"
+                self._new_storage(key, name, leaf, index)
+            elif key is not None and self.storages[key].producer != index:
+                key = None
+            results.append(key)
+        self.results.append(results)
+
+    def finish(self) -> Dataflow:
+        position = {key: index for index, key in enumerate(self.storages)}
+        problem = Problem(
+            operators=tuple(Operator(node.name) for node in self.operators),
+            arrays=tuple(_array(storage) for storage in self.storages.values()),
+            before=tuple(sorted(self.before)),
+        )
+        produced = tuple(
+            tuple(None if key is None else position[key] for key in keys) for keys in self.results
+        )
+        return Dataflow(self.graph_module, problem, tuple(self.operators), produced, self.alignment_bytes)
+
+
+def _tensor_leaves(value: object) -> list[tuple[int, torch.Tensor]]:
+    return [(storage_key(leaf), leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _array(storage: _Storage) -> Array:
+    kind = ArrayKind.STATIC if storage.producer is None else ArrayKind.PLANNED
+    if kind is ArrayKind.PLANNED and storage.is_output:
+        kind = ArrayKind.OUTPUT
+    users = storage.users - {storage.producer}
+    return Array(storage.name, storage.size_bytes, storage.producer, tuple(sorted(users)), kind)  # type: ignore[arg-type]
+
+
+def free_nodes_before(
+    node: fx.Node, emitted: Mapping[fx.Node, object], operators: frozenset[fx.Node]
+) -> Iterator[fx.Node]:
+    """The free nodes that must be emitted before ``node``, in an order that works.
+
+    Args:
+        node: an operator or the output.
+        emitted: nodes already there.
+        operators: all operator nodes; these are never free.
+    """
+    pending: list[tuple[fx.Node, Sequence[fx.Node], int]] = [(node, node.all_input_nodes, 0)]
+    seen: set[fx.Node] = set()
+    while pending:
+        current, inputs, next_input = pending.pop()
+        if next_input < len(inputs):
+            pending.append((current, inputs, next_input + 1))
+            source = inputs[next_input]
+            if source not in emitted and source not in seen and source not in operators:
+                seen.add(source)
+                pending.append((source, source.all_input_nodes, 0))
+        elif current is not node:
+            yield current

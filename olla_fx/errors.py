@@ -1,0 +1,25 @@
+"""Every exception that ``olla_fx`` raises on purpose; all derive from :class:`OllaError`."""
+
+from __future__ import annotations
+
+from olla_solvers.errors import OllaError
+
+
+class CaptureError(OllaError):
+    """The model's step cannot be captured as one graph: says which part of the model and why."""
+
+
+class UnsupportedOptimizerError(CaptureError):
+    """The optimizer cannot be captured; names one that can."""
+
+
+class StepInputError(OllaError, ValueError):
+    """A step was called with inputs other than the ones it was planned for."""
+
+
+class StepModeError(OllaError, RuntimeError):
+    """A step was called while the model is in the wrong mode."""
+
+
+class ModelLookupError(OllaError, ValueError):
+    """A model named on the command line cannot be built."""

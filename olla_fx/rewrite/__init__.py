@@ -1,0 +1,75 @@
+"""Graph → graph: updates in place, dead copies gone, bookkeeping nodes removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from olla_fx.capture import CapturedStep
+from olla_fx.rewrite.cleanup import (
+    drop_dead_copies,
+    drop_identities,
+    drop_output_copies,
+    use_scalars_directly,
+)
+from olla_fx.rewrite.inplace import InPlaceReport, in_place_form, update_in_place
+from olla_fx.rewrite.propagate import propagate_fake_tensors
+
+__all__ = [
+    "InPlaceReport",
+    "RewriteReport",
+    "drop_dead_copies",
+    "drop_identities",
+    "drop_output_copies",
+    "in_place_form",
+    "propagate_fake_tensors",
+    "rewrite",
+    "update_in_place",
+    "use_scalars_directly",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteReport:
+    """What :func:`rewrite` did.
+
+    Attributes:
+        dead_copies: clones dropped.
+        updates: which static arrays are updated in place.
+    """
+
+    dead_copies: int
+    updates: InPlaceReport
+
+
+def rewrite(captured: CapturedStep) -> tuple[fx.GraphModule, RewriteReport]:
+    """Run all rewrites on a copy of the captured graph.
+
+    Returns:
+        The rewritten graph, every node with its fake value, and what was done.
+    """
+    graph_module = fx.GraphModule(captured.graph_module, _copy_of(captured.graph_module.graph))
+    graph = graph_module.graph
+    drop_output_copies(graph)
+    use_scalars_directly(graph, captured.inputs)
+    drop_identities(graph)
+    dead_copies = drop_dead_copies(graph)
+    updates = update_in_place(graph)
+    graph.eliminate_dead_code(_has_effect)
+    graph_module.recompile()
+    propagate_fake_tensors(graph_module, captured.inputs, captured.device)
+    return graph_module, RewriteReport(dead_copies, updates)
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """Whether a node must stay although nothing reads it: those that write to their arguments do."""
+    mutable = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+    return bool(mutable) or node.is_impure()
+
+
+def _copy_of(graph: fx.Graph) -> fx.Graph:
+    copy = fx.Graph()
+    results = copy.graph_copy(graph, {})
+    copy.output(results)
+    return copy

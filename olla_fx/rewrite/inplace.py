@@ -1,0 +1,166 @@
+"""Weight updates that write straight into their static array.
+
+A captured update reads ``copy_(p, addcdiv(mul(p, a), m, d))``: the new value is a parameter-sized
+temporary that is copied over the old one. Where the value is a chain of operators that starts at ``p``
+itself and each has an in-place form, the chain becomes ``addcdiv_(mul_(p, a), m, d)`` and the copy
+disappears. The in-place forms give the same bits; complex numbers, for which ``addcmul`` does not,
+are left alone.
+
+A link may be made in place only if nobody reads the old value afterwards: every other reader must
+stand before it in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from olla_fx.dataflow import storages_of
+from olla_fx.torch_compat import storage_key
+
+aten = torch.ops.aten
+_BATCH_NORM = aten._native_batch_norm_legit_functional.default
+_MEAN_ARGUMENT, _VARIANCE_ARGUMENT = 3, 4
+
+
+@dataclass(frozen=True, slots=True)
+class InPlaceReport:
+    """What :func:`update_in_place` did.
+
+    Attributes:
+        rewritten: static arrays that are now updated in place.
+        copied: static arrays whose new value is still copied over the old one.
+    """
+
+    rewritten: tuple[str, ...]
+    copied: tuple[str, ...]
+
+
+def update_in_place(graph: fx.Graph) -> InPlaceReport:
+    """Turn every update chain that allows it into in-place operators; see the module docstring.
+
+    Args:
+        graph: propagated with fake tensors; changed. Its metadata is out of date afterwards.
+    """
+    rewritten: list[str] = []
+    copies = _trailing_copies(graph)
+    for target in _update_batch_norms(graph, copies):
+        rewritten.append(target.name)
+    for target, copy in list(copies.items()):
+        if copy._erased:
+            continue
+        chain = _chain_from(target, copy.args[1], graph)
+        if chain is not None:
+            for node in chain:
+                node.target = in_place_form(node.target)
+            copy.replace_all_uses_with(copy.args[1])  # type: ignore[arg-type]
+            graph.erase_node(copy)
+            rewritten.append(target.name)
+    kept = tuple(target.name for target, copy in copies.items() if not copy._erased)
+    return InPlaceReport(tuple(rewritten), kept)
+
+
+def in_place_form(target: object) -> torch._ops.OpOverload | None:
+    """The in-place twin of an operator: same arguments, first one written to; None without one."""
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return None
+    packet = getattr(aten, f"{target._schema.name.removeprefix('aten::')}_", None)
+    twin = getattr(packet, target._overloadname, None)
+    if not isinstance(twin, torch._ops.OpOverload):
+        return None
+    names = [argument.name for argument in target._schema.arguments]
+    twin_arguments = twin._schema.arguments
+    writes = twin_arguments[0].alias_info is not None and twin_arguments[0].alias_info.is_write
+    return twin if writes and names == [argument.name for argument in twin_arguments] else None
+
+
+def _trailing_copies(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Placeholder → the ``copy_`` that updates it; those updated once only."""
+    copies: dict[fx.Node, fx.Node] = {}
+    repeated: set[fx.Node] = set()
+    for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        target = node.args[0]
+        if target.op == "placeholder" and isinstance(node.args[1], fx.Node):
+            if target in copies:
+                repeated.add(target)
+            copies[target] = node
+    return {target: copy for target, copy in copies.items() if target not in repeated}
+
+
+def _chain_from(target: fx.Node, value: object, graph: fx.Graph) -> list[fx.Node] | None:
+    """The operators that lead from ``target`` to ``value``, first to last, if all may be in place."""
+    chain: list[fx.Node] = []
+    position = {node: index for index, node in enumerate(graph.nodes)}
+    node = value
+    while node is not target:
+        if not isinstance(node, fx.Node) or not node.args or in_place_form(node.target) is None:
+            return None
+        previous = node.args[0]
+        if not isinstance(previous, fx.Node) or not _fits(node, previous, target):
+            return None
+        if not _last_reader(node, previous, target, position):
+            return None
+        chain.append(node)
+        node = previous
+    return chain[::-1] or None
+
+
+def _fits(node: fx.Node, previous: fx.Node, target: fx.Node) -> bool:
+    """Whether a link's result has the target's shape, type and layout, and aliases nothing else."""
+    wanted, made = target.meta["val"], node.meta.get("val")
+    if not isinstance(made, torch.Tensor) or made.is_complex():
+        return False
+    same = made.shape == wanted.shape and made.dtype == wanted.dtype and made.stride() == wanted.stride()
+    own = {storage_key(wanted), *storages_of(previous.meta.get("val"))}
+    others = [each for each in node.all_input_nodes if each is not previous]
+    return same and not any(key in own for each in others for key in storages_of(each.meta.get("val")))
+
+
+def _last_reader(node: fx.Node, previous: fx.Node, target: fx.Node, position: Mapping[fx.Node, int]) -> bool:
+    """Whether every other reader of the old value, through any view, stands before ``node``."""
+    readers = {user for each in _views_of(previous) for user in each.users} - {node}
+    return all(
+        position[user] < position[node] or (user.target is aten.copy_.default and user.args[0] is target)
+        for user in readers
+    )
+
+
+def _views_of(node: fx.Node) -> list[fx.Node]:
+    """A node and all nodes that look into its storage."""
+    keys = {key for key in storages_of(node.meta.get("val")) if key is not None}
+    found, pending = [node], [node]
+    while pending:
+        for user in pending.pop().users:
+            if user not in found and keys & set(storages_of(user.meta.get("val"))):
+                found.append(user)
+                pending.append(user)
+    return found
+
+
+def _update_batch_norms(graph: fx.Graph, copies: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
+    """Let batch normalisations write their running statistics in place; returns the statistics."""
+    done: list[fx.Node] = []
+    for node in list(graph.find_nodes(op="call_function", target=_BATCH_NORM)):
+        statistics = [node.args[_MEAN_ARGUMENT], node.args[_VARIANCE_ARGUMENT]]
+        updates = [_result(node, index) for index in (_MEAN_ARGUMENT, _VARIANCE_ARGUMENT)]
+        if any(each not in copies for each in statistics):
+            continue
+        position = {each: index for index, each in enumerate(graph.nodes)}
+        ends = [copies[each] for each in statistics]
+        last = all(_last_reader(node, each, each, position) for each in statistics)
+        if last and all(end.args[1] is update for end, update in zip(ends, updates, strict=True)):
+            node.target = aten._native_batch_norm_legit.default
+            for statistic, end, update in zip(statistics, ends, updates, strict=True):
+                graph.erase_node(end)
+                if update is not None:
+                    update.replace_all_uses_with(statistic)
+                    graph.erase_node(update)
+                done.append(statistic)
+    return done
+
+
+def _result(node: fx.Node, index: int) -> fx.Node | None:
+    return next((user for user in node.users if user.args[1] == index), None)

@@ -1,0 +1,42 @@
+"""Recomputes every node's fake value, so that shared storages show the graph as it is now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from olla_fx import torch_compat
+from olla_fx.capture import StepInput
+
+
+class _Propagator(fx.Interpreter):
+    """Runs a graph on fake tensors and keeps each node's value."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node and note what it gives."""
+        value = super().run_node(n)
+        n.meta["val"] = value
+        return value
+
+
+def propagate_fake_tensors(
+    graph_module: fx.GraphModule, inputs: Sequence[StepInput], device: torch.device
+) -> None:
+    """Set ``meta["val"]`` of every node, from scratch.
+
+    Late-bound scalars stand as the number 0.5: shapes and storages do not depend on them.
+
+    Args:
+        graph_module: changed in its metadata only.
+        inputs: what its placeholders are.
+        device: where it is to run.
+    """
+    fake_mode = torch_compat.new_fake_mode()
+    for node in graph_module.graph.nodes:
+        node.meta.pop("val", None)
+    with fake_mode, torch.no_grad():
+        arguments = [0.5 if each.spec is None else each.spec.empty(device) for each in inputs]
+        _Propagator(graph_module, garbage_collect_values=False).run(*arguments)

@@ -1,0 +1,161 @@
+"""The one door to PyTorch's private interfaces.
+
+Everything that PyTorch does not promise to keep is used here and nowhere else, so that a new release
+needs one file read. Tested with the releases between ``OLDEST_TESTED`` and ``NEWEST_TESTED``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch import aot_autograd as _aot_autograd
+from torch._functorch._aot_autograd import graph_compile as _graph_compile
+from torch._subclasses import fake_tensor as _fake_tensor
+from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+OLDEST_TESTED = (2, 11)
+NEWEST_TESTED = (2, 13)
+
+DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...] = (
+    _symbolic_shapes.GuardOnDataDependentSymNode,
+    _fake_tensor.DataDependentOutputException,
+    _fake_tensor.DynamicOutputShapeException,
+)
+"""What fake tensors raise when Python asks for a value that only real data could give."""
+
+_patching = threading.RLock()
+
+
+def warn_if_newer_than_tested() -> None:
+    """Warn once when this torch is newer than the newest that the tests ran with."""
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    if (major, minor) > NEWEST_TESTED:
+        newest = ".".join(map(str, NEWEST_TESTED))
+        warnings.warn(
+            f"olla_fx is tested with torch up to {newest}, this is {torch.__version__}: "
+            "please report what breaks",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def new_fake_mode() -> Any:
+    """A ``FakeTensorMode`` in which ``.item()`` gives a symbolic number instead of an error."""
+    return _fake_tensor.FakeTensorMode(
+        allow_non_fake_inputs=True, shape_env=_symbolic_shapes.ShapeEnv(allow_scalar_outputs=True)
+    )
+
+
+@contextlib.contextmanager
+def _scalars_left_as_python_numbers() -> Iterator[None]:
+    """Keep AOTAutograd from turning Python float arithmetic into tensor arithmetic.
+
+    ``tensorify_python_scalars`` rewrites ``x * lr`` into operators on 0-dim float64 tensors rounded to
+    float32 on the way, which is not what eager computes.
+    """
+    with _patching:
+        original = _graph_compile.tensorify_python_scalars
+        _graph_compile.tensorify_python_scalars = lambda *_: None
+        try:
+            yield
+        finally:
+            _graph_compile.tensorify_python_scalars = original
+
+
+def trace_functional(
+    function: Callable[..., Any], arguments: Sequence[Any], fake_mode: Any
+) -> fx.GraphModule:
+    """Trace ``function(*arguments)`` into one functional ATen graph, nothing being computed.
+
+    AOTAutograd functionalises the function and appends one ``copy_`` for every mutated argument
+    (``keep_inference_input_mutations``). It is compiled as an inference graph: differentiation happens
+    inside the function.
+
+    Args:
+        function: takes and returns pytrees of tensors.
+        arguments: pytrees of fake tensors of ``fake_mode``; no tensor occurs twice.
+        fake_mode: from :func:`new_fake_mode`.
+
+    Returns:
+        The graph, with one placeholder for every tensor of ``arguments`` in flattening order.
+    """
+    graphs: list[fx.GraphModule] = []
+
+    def keep(graph_module: fx.GraphModule, _: Sequence[Any]) -> fx.GraphModule:
+        graphs.append(graph_module)
+        return graph_module
+
+    traced = _aot_autograd.aot_function(
+        function,
+        fw_compiler=keep,
+        inference_compiler=keep,
+        keep_inference_input_mutations=True,
+    )
+    with torch.no_grad(), fake_mode, _scalars_left_as_python_numbers():
+        traced(*arguments)
+    return graphs[0]
+
+
+def optimizer_step_function(optimizer_type: type[torch.optim.Optimizer]) -> Callable[..., Any]:
+    """``step`` of an optimizer class without profiler, hook and scheduler wrappers."""
+    return inspect.unwrap(optimizer_type.step)
+
+
+def initialize_optimizer_state(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+    """Create the state of a group's parameters as ``optimizer.step`` itself would.
+
+    Every optimizer of ``torch.optim`` fills lists that its step works on in ``_init_group`` and creates
+    missing state on the way; the lists are thrown away here.
+    """
+    init_group: Callable[..., Any] = optimizer._init_group  # type: ignore[attr-defined]
+    lists: list[list[Any]] = [[] for _ in range(len(inspect.signature(init_group).parameters) - 1)]
+    init_group(group, *lists)
+
+
+def has_optimizer_pre_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether hooks would run before ``optimizer.step`` reads the gradients."""
+    return bool(optimizer._optimizer_step_pre_hooks) or bool(_global_optimizer_pre_hooks)
+
+
+def run_optimizer_post_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Run the hooks that ``optimizer.step`` runs last."""
+    hooks = (
+        *optimizer._optimizer_step_post_hooks.values(),
+        *_global_optimizer_post_hooks.values(),
+    )
+    for hook in hooks:
+        hook(optimizer, (), {})
+
+
+def note_optimizer_stepped(optimizer: torch.optim.Optimizer) -> None:
+    """Tell learning-rate schedulers that the optimizer has stepped, as its wrapped ``step`` would."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def tensor_hooks(tensor: torch.Tensor) -> bool:
+    """Whether gradient hooks hang on a tensor."""
+    return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
+def module_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
+    """All forward and backward hooks of one module, not of its children."""
+    tables = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return [hook for table in tables for hook in table.values()]
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """A number that two live tensors share exactly if they share their storage."""
+    return int(tensor.untyped_storage()._cdata)
