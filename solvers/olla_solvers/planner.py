@@ -1,0 +1,66 @@
+"""From a problem to a checked plan: order, then place, then validate.
+
+OLLA §4.4 splits the joint program in the same two: an order with the smallest peak first, then addresses.
+"""
+
+from __future__ import annotations
+
+import time
+
+from olla_solvers.order import order
+from olla_solvers.place import place, spans_of
+from olla_solvers.place.spans import scratching
+from olla_solvers.plan import MemoryPlan, Provenance, Schedule
+from olla_solvers.problem import Problem
+from olla_solvers.validate import validate
+
+
+def make_plan(
+    problem: Problem,
+    *,
+    solver: str = "auto",
+    time_limit: float | None = None,
+    schedule: Schedule | None = None,
+) -> MemoryPlan:
+    """Order a problem's operators, place its arrays and workspaces, and check the result.
+
+    Args:
+        problem: the graph.
+        solver: ``auto``, ``cbc``, ``gurobi``, ``highs`` or ``none``, for both stages.
+        time_limit: seconds for each stage's integer program; None for the default of at most about 30.
+        schedule: an order found before; None to find one.
+
+    Returns:
+        The plan, which has passed :func:`~olla_solvers.validate.validate`.
+
+    Raises:
+        SolverUnavailableError: when the named solver is unknown, missing or not licensed.
+        ValidationError: when a given schedule does not fit the problem.
+    """
+    if schedule is None:
+        schedule = order(problem, solver=solver, time_limit=time_limit)
+    start = time.monotonic()
+    spans = spans_of(problem, schedule.order)
+    placement = place(spans, solver=solver, time_limit=time_limit)
+    arrays = len(problem.planned)
+    names = [array.name for array in problem.planned]
+    workspaces = [operator.name for _, operator in scratching(problem)]
+    plan = MemoryPlan(
+        order=tuple(problem.operators[operator].name for operator in schedule.order),
+        offsets=dict(zip(names, placement.offsets[:arrays], strict=True)),
+        workspace_offsets=dict(zip(workspaces, placement.offsets[arrays:], strict=True)),
+        buffer_bytes=placement.height_bytes,
+        peak_bytes=schedule.peak_bytes,
+        lower_bound_bytes=schedule.lower_bound_bytes,
+        provenance=Provenance(
+            order_found_by=schedule.found_by,
+            order_proved_by=schedule.proved_by,
+            order_solver=schedule.solver,
+            place_found_by=placement.found_by,
+            place_proved_by=placement.proved_by,
+            place_solver=placement.solver,
+        ),
+        timings={"order": schedule.seconds, "place": time.monotonic() - start},
+    )
+    validate(problem, plan)
+    return plan

@@ -1,0 +1,178 @@
+"""The oracle: checks a plan against its problem, and shares no code with the planners.
+
+Everything is derived anew from the problem's lists: which order is executable, which arrays live when
+(half open, from the producer's timestep to just after the last consumer's; an unread array and a
+workspace for one timestep), and that no two things alive together share a byte (OLLA §3.3, the condition
+that equations 6-7 encode). Overlaps are found by one sweep over time that keeps the live intervals sorted
+by offset, where only neighbours can collide first.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from olla_solvers.errors import ValidationError
+from olla_solvers.plan import MemoryPlan
+from olla_solvers.problem import ArrayKind, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Bytes ``[offset, offset + size)`` during timesteps ``[lower, upper)``."""
+
+    label: str
+    lower: int
+    upper: int
+    offset: int
+    size: int
+
+
+def validate(problem: Problem, plan: MemoryPlan) -> None:
+    """Check that a plan is executable, collision-free and honest about its peak.
+
+    Args:
+        problem: what was planned.
+        plan: its order and offsets, by name.
+
+    Raises:
+        ValidationError: at the first violation, naming the two arrays or operators concerned.
+    """
+    timestep = _check_order(problem, plan.order)
+    _check_names(problem, plan)
+    blocks = _blocks(problem, plan, timestep)
+    for block in blocks:
+        _check_inside(block, plan.buffer_bytes)
+    _check_alignment(problem, plan)
+    _check_overlaps(blocks)
+    _check_figures(blocks, plan)
+
+
+def _check_order(problem: Problem, order: tuple[str, ...]) -> dict[str, int]:
+    names = {operator.name for operator in problem.operators}
+    timestep: dict[str, int] = {}
+    for position, name in enumerate(order):
+        if name not in names:
+            raise ValidationError(f"the order runs operator {name!r}, which the problem does not have")
+        if name in timestep:
+            raise ValidationError(
+                f"the order runs operator {name!r} twice, at timesteps {timestep[name]} and {position}"
+            )
+        timestep[name] = position
+    missing = next((operator.name for operator in problem.operators if operator.name not in timestep), None)
+    if missing is not None:
+        raise ValidationError(f"the order never runs operator {missing!r}")
+    for array in problem.arrays:
+        if array.producer is None:
+            continue
+        for consumer in array.consumers:
+            _check_edge(problem, timestep, array.producer, consumer, f"reads array {array.name!r} of")
+    for earlier, later in problem.before:
+        _check_edge(problem, timestep, earlier, later, "must wait for")
+    return timestep
+
+
+def _check_edge(problem: Problem, timestep: Mapping[str, int], earlier: int, later: int, why: str) -> None:
+    first, second = problem.operators[earlier].name, problem.operators[later].name
+    if timestep[first] > timestep[second]:
+        raise ValidationError(
+            f"operator {second!r} runs at timestep {timestep[second]}, but it {why} operator {first!r}, "
+            f"which runs only at timestep {timestep[first]}"
+        )
+
+
+def _check_names(problem: Problem, plan: MemoryPlan) -> None:
+    planned = {array.name for array in problem.arrays if array.kind is ArrayKind.PLANNED}
+    for name in sorted(planned - set(plan.offsets)):
+        raise ValidationError(f"planned array {name!r} has no offset")
+    for name in sorted(set(plan.offsets) - planned):
+        raise ValidationError(f"{name!r} has an offset but is no planned array of the problem")
+    scratching = {operator.name for operator in problem.operators if operator.workspace_bytes > 0}
+    for name in sorted(scratching - set(plan.workspace_offsets)):
+        raise ValidationError(f"operator {name!r} needs a workspace, which has no offset")
+    for name in sorted(set(plan.workspace_offsets) - scratching):
+        raise ValidationError(f"{name!r} has a workspace offset but is no operator with a workspace")
+
+
+def _blocks(problem: Problem, plan: MemoryPlan, timestep: Mapping[str, int]) -> list[_Block]:
+    blocks = []
+    for array in problem.arrays:
+        if array.kind is not ArrayKind.PLANNED or array.producer is None:
+            continue
+        first = timestep[problem.operators[array.producer].name]
+        last = max((timestep[problem.operators[each].name] for each in array.consumers), default=first)
+        offset = plan.offsets[array.name]
+        blocks.append(_Block(f"array {array.name!r}", first, last + 1, offset, array.size_bytes))
+    for operator in problem.operators:
+        if operator.workspace_bytes > 0:
+            first = timestep[operator.name]
+            offset = plan.workspace_offsets[operator.name]
+            label = f"workspace of operator {operator.name!r}"
+            blocks.append(_Block(label, first, first + 1, offset, operator.workspace_bytes))
+    return blocks
+
+
+def _check_inside(block: _Block, buffer_bytes: int) -> None:
+    if block.offset < 0 or block.offset + block.size > buffer_bytes:
+        raise ValidationError(
+            f"{block.label} at [{block.offset}, {block.offset + block.size}) B lies outside the buffer "
+            f"of {buffer_bytes} B"
+        )
+
+
+def _check_alignment(problem: Problem, plan: MemoryPlan) -> None:
+    for array in problem.arrays:
+        if array.kind is ArrayKind.PLANNED and plan.offsets[array.name] % array.alignment:
+            raise ValidationError(
+                f"array {array.name!r} is at offset {plan.offsets[array.name]} B, not a multiple of its "
+                f"alignment {array.alignment} B"
+            )
+
+
+def _check_overlaps(blocks: list[_Block]) -> None:
+    """Sweep over time: deaths before births at equal times, live blocks sorted by offset."""
+    sized = [block for block in blocks if block.size > 0]
+    events = sorted(
+        [(block.upper, 0, index) for index, block in enumerate(sized)]
+        + [(block.lower, 1, index) for index, block in enumerate(sized)]
+    )
+    offsets: list[int] = []
+    alive: list[_Block] = []
+    for _, birth, index in events:
+        block = sized[index]
+        place = bisect_left(offsets, block.offset)
+        if not birth:
+            del offsets[place], alive[place]
+            continue
+        # Live blocks are disjoint, so a new one that hits any of them hits a neighbour by offset.
+        for other in alive[max(0, place - 1) : place + 1]:
+            if block.offset < other.offset + other.size and other.offset < block.offset + block.size:
+                raise ValidationError(_collision(other, block))
+        offsets.insert(place, block.offset)
+        alive.insert(place, block)
+
+
+def _collision(one: _Block, other: _Block) -> str:
+    return (
+        f"{one.label} at [{one.offset}, {one.offset + one.size}) B and {other.label} at "
+        f"[{other.offset}, {other.offset + other.size}) B overlap and are both alive at timestep "
+        f"{max(one.lower, other.lower)}"
+    )
+
+
+def _check_figures(blocks: list[_Block], plan: MemoryPlan) -> None:
+    change = [0] * (len(plan.order) + 1)
+    for block in blocks:
+        change[block.lower] += block.size
+        change[block.upper] -= block.size
+    alive, peak = 0, 0
+    for difference in change:
+        alive += difference
+        peak = max(peak, alive)
+    if plan.peak_bytes != peak:
+        raise ValidationError(f"the plan reports a peak of {plan.peak_bytes} B, but its order has {peak} B")
+    if plan.lower_bound_bytes > peak:
+        raise ValidationError(
+            f"the plan's lower bound of {plan.lower_bound_bytes} B exceeds its order's peak of {peak} B"
+        )
