@@ -249,7 +249,5 @@ def _first_and_last(array: Array, timestep: Sequence[Timestep]) -> tuple[Timeste
 
 def _producer(array: Array) -> OperatorIndex:
     if array.producer is None:
-        raise ValueError(
-            f"{ArrayKind.STATIC} array {array.name!r} has no producer, so no lifetime of its own"
-        )
+        raise ValueError(f"{array.kind} array {array.name!r} has no producer, so no lifetime of its own")
     return array.producer

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -86,19 +86,13 @@ def best_order(flow: FlowGraph, bound_bytes: Bytes, deadline: float) -> Found:
     """
     captured = tuple(range(flow.count))
     best = Found(captured, flow.peak_bytes(captured), "captured")
-    for found in _candidates(flow, lambda: best.peak_bytes):
-        if found.peak_bytes < best.peak_bytes:
-            best = found
+    for name, (rule, backwards) in RULES.items():
         if best.peak_bytes <= bound_bytes or time.monotonic() > deadline:
             break
-    return best
-
-
-def _candidates(flow: FlowGraph, limit: Callable[[], Bytes]) -> Iterator[Found]:
-    for name, (rule, backwards) in RULES.items():
-        order = list_schedule(flow, rule, backwards=backwards, below_bytes=limit())
+        order = list_schedule(flow, rule, backwards=backwards, below_bytes=best.peak_bytes)
         if order is not None:
-            yield Found(order, flow.peak_bytes(order), f"greedy: {name}")
+            best = Found(order, flow.peak_bytes(order), f"greedy: {name}")
+    return best
 
 
 def list_schedule(
