@@ -179,7 +179,8 @@ def _merged(current: Contracted, pairs: Sequence[_Pair]) -> Contracted:
     flow = current.flow
     of_operator = {operator: pair for pair in pairs for operator in (pair.earlier, pair.later)}
     number: dict[OperatorIndex, int] = {}
-    parts, rise = [], []
+    parts: list[tuple[OperatorIndex, ...]] = []
+    rise: list[Bytes] = []
     for operator in range(flow.count):
         pair = of_operator.get(operator)
         if pair is None:

@@ -91,7 +91,7 @@ def best_order(flow: FlowGraph, bound_bytes: Bytes, deadline: float) -> Found:
             break
         order = list_schedule(flow, rule, backwards=backwards, below_bytes=best.peak_bytes)
         if order is not None:
-            best = Found(order, flow.peak_bytes(order), f"greedy: {name}")
+            best = Found(order, flow.peak_bytes(order), f"greedy:{name}")
     return best
 
 

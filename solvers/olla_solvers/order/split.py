@@ -7,6 +7,7 @@ after another, are a best order of the whole.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ def split(flow: FlowGraph) -> tuple[Piece, ...]:
     sequence = sorted(range(flow.count), key=lambda operator: flow.ancestors[operator].bit_count())
     cuts = _forced_prefixes(flow, sequence)
     where = [0] * flow.count
-    for number, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
+    for number, (start, end) in enumerate(itertools.pairwise(cuts)):
         for operator in sequence[start:end]:
             where[operator] = number
     through: list[list[FlowArray]] = [[] for _ in cuts[1:]]
@@ -56,7 +57,7 @@ def split(flow: FlowGraph) -> tuple[Piece, ...]:
             through[number].append(array)
     return tuple(
         _piece(flow, sorted(sequence[start:end]), through[number], number, where)
-        for number, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False))
+        for number, (start, end) in enumerate(itertools.pairwise(cuts))
     )
 
 

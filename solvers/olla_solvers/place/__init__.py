@@ -82,9 +82,9 @@ def _combinatorial(spans: Sequence[Span]) -> Iterator[tuple[str, tuple[Offset, .
     """Every fast method's placement, lazily, the paper's rule first."""
     if any(span.offset is not None for span in spans):
         for name, rule in RULES.items():
-            yield f"first fit: {name}", first_fit(spans, rule)
+            yield f"first fit:{name}", first_fit(spans, rule)
         return
     backwards = reversed_time(spans)
     for name, rule in RULES.items():
-        yield f"skyline: {name}", skyline(spans, rule)
-        yield f"skyline: {name}, time reversed", skyline(backwards, rule)
+        yield f"skyline:{name}", skyline(spans, rule)
+        yield f"skyline:{name}, time reversed", skyline(backwards, rule)

@@ -1,0 +1,117 @@
+"""Runs the ordering program on the pieces of a contracted graph, the costliest first.
+
+The smallest peak of the graph is the largest of its pieces', so a bound proven for any piece holds for
+the whole, and a piece whose known order needs no more than that bound need not be solved.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from olla_solvers import backends
+from olla_solvers.order.greedy import Found
+from olla_solvers.order.ilp import order_program, variables_needed
+from olla_solvers.order.split import Piece
+from olla_solvers.plan import SolverStatus
+from olla_solvers.problem import Bytes, OperatorIndex
+
+MOST_VARIABLES = 150_000
+"""Larger programs are not stated: writing them down alone would outlast any sensible limit."""
+
+
+@dataclass
+class Refined:
+    """What the program's runs achieved.
+
+    Attributes:
+        orders: for each piece, its best order.
+        bound_bytes: what the solver proved no order of the whole can beat; 0 if nothing.
+        status: of the last run.
+        detail: the solver's own words in the last run.
+        variables: columns of all programs together.
+        constraints: rows of all programs together.
+        seconds: wall-clock time of all runs, stating the programs included.
+    """
+
+    orders: list[tuple[OperatorIndex, ...]]
+    bound_bytes: Bytes
+    status: SolverStatus = SolverStatus.NOT_RUN
+    detail: str = ""
+    variables: int = 0
+    constraints: int = 0
+    seconds: float = 0.0
+
+
+def refine(pieces: Sequence[Piece], known: Sequence[Found], solver: str, deadline: float) -> Refined:
+    """Solve pieces until the bound covers all others or time is over.
+
+    Args:
+        pieces: the graph's parts.
+        known: for each piece a known order.
+        solver: one of :data:`olla_solvers.backends.SOLVERS`.
+        deadline: ``time.monotonic()`` at which to stop.
+
+    Returns:
+        Orders no worse than the known ones, and what was proven.
+
+    Raises:
+        SolverUnavailableError: when the solver is missing or its licence does not take a program.
+    """
+    begin = time.monotonic()
+    refined = Refined([found.order for found in known], 0)
+    for index in sorted(range(len(pieces)), key=lambda i: -known[i].peak_bytes):
+        solved = refined.status in (SolverStatus.NOT_RUN, SolverStatus.OPTIMAL)
+        if known[index].peak_bytes <= refined.bound_bytes and refined.status is SolverStatus.OPTIMAL:
+            break
+        remaining = deadline - time.monotonic()
+        if not solved or (remaining <= 0 and refined.status is not SolverStatus.NOT_RUN):
+            break
+        _solve_piece(refined, pieces[index], index, solver, max(0.0, remaining))
+    refined.seconds = time.monotonic() - begin
+    return refined
+
+
+def _solve_piece(refined: Refined, piece: Piece, index: int, solver: str, seconds: float) -> None:
+    """One program: take its order where it is better, and its bound."""
+    start = time.monotonic()
+    flow, known = piece.flow, refined.orders[index]
+    needed = variables_needed(flow)
+    if needed > MOST_VARIABLES:
+        backends.require(solver)
+        refined.status = SolverStatus.FAILED
+        refined.detail = f"not stated: it would need {needed} variables, more than {MOST_VARIABLES}"
+        return
+    program = order_program(flow, known)
+    refined.variables += len(program.model.lower)
+    refined.constraints += len(program.model.rows)
+    left = max(0.1, seconds - (time.monotonic() - start))
+    solution = backends.solve(program.model, solver, time_limit=left)
+    if solution.values is not None:
+        found = program.decode(solution.values)
+        if _is_executable(piece, found) and flow.peak_bytes(found) < flow.peak_bytes(known):
+            refined.orders[index] = found
+    value = flow.peak_bytes(refined.orders[index]) // program.unit_bytes
+    bound = backends.proven_units(solution, value)
+    refined.bound_bytes = max(refined.bound_bytes, (bound or 0) * program.unit_bytes)
+    refined.status = _status(solution.outcome, proven=bound == value)
+    refined.detail = solution.detail
+
+
+def _is_executable(piece: Piece, order: Sequence[OperatorIndex]) -> bool:
+    done = 0
+    for operator in order:
+        if any(not done >> each & 1 for each in piece.flow.predecessors[operator]):
+            return False
+        done |= 1 << operator
+    return True
+
+
+def _status(outcome: backends.Outcome, *, proven: bool) -> SolverStatus:
+    """There is always an incumbent: the known order."""
+    if proven:
+        return SolverStatus.OPTIMAL
+    if outcome in (backends.Outcome.STOPPED, backends.Outcome.OPTIMAL):
+        return SolverStatus.TIME_LIMIT_WITH_INCUMBENT
+    return SolverStatus.FAILED
