@@ -24,6 +24,7 @@ from typing import Any
 
 from olla_solvers.errors import SolverUnavailableError
 from olla_solvers.model import LinearModel
+from olla_solvers.plan import SolverStatus
 
 SOLVERS = ("gurobi", "highs", "cbc")
 """Integer program solvers, the fastest first."""
@@ -245,3 +246,20 @@ def proven_units(solution: Solution, value: int) -> int | None:
         return None
     slack = _RELATIVE_TOLERANCE * max(1000.0, abs(solution.bound))
     return min(value, max(0, math.ceil(solution.bound - slack)))
+
+
+def report_status(outcome: Outcome, *, proven: bool) -> SolverStatus:
+    """A run's status for a report, where a start was known: there always is an incumbent.
+
+    Args:
+        outcome: how the run ended.
+        proven: whether the incumbent equals the proven bound.
+
+    Returns:
+        The status.
+    """
+    if proven:
+        return SolverStatus.OPTIMAL
+    if outcome in (Outcome.STOPPED, Outcome.OPTIMAL):
+        return SolverStatus.TIME_LIMIT_WITH_INCUMBENT
+    return SolverStatus.FAILED

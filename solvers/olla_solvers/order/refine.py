@@ -95,7 +95,7 @@ def _solve_piece(refined: Refined, piece: Piece, index: int, solver: str, second
     value = flow.peak_bytes(refined.orders[index]) // program.unit_bytes
     bound = backends.proven_units(solution, value)
     refined.bound_bytes = max(refined.bound_bytes, (bound or 0) * program.unit_bytes)
-    refined.status = _status(solution.outcome, proven=bound == value)
+    refined.status = backends.report_status(solution.outcome, proven=bound == value)
     refined.detail = solution.detail
 
 
@@ -106,12 +106,3 @@ def _is_executable(piece: Piece, order: Sequence[OperatorIndex]) -> bool:
             return False
         done |= 1 << operator
     return True
-
-
-def _status(outcome: backends.Outcome, *, proven: bool) -> SolverStatus:
-    """There is always an incumbent: the known order."""
-    if proven:
-        return SolverStatus.OPTIMAL
-    if outcome in (backends.Outcome.STOPPED, backends.Outcome.OPTIMAL):
-        return SolverStatus.TIME_LIMIT_WITH_INCUMBENT
-    return SolverStatus.FAILED
