@@ -38,6 +38,7 @@ class Dataflow:
         operators: the node of each operator.
         produced: for each operator, the array index of each of its flattened results; None for a result
             that is no tensor or lives in another operator's storage.
+        storage_bytes: each array's size before rounding.
         alignment_bytes: what sizes are rounded up to.
     """
 
@@ -45,6 +46,7 @@ class Dataflow:
     problem: Problem
     operators: tuple[fx.Node, ...]
     produced: tuple[tuple[int | None, ...], ...]
+    storage_bytes: tuple[int, ...]
     alignment_bytes: int
 
 
@@ -174,8 +176,7 @@ class _Builder:
         return frozenset(found)
 
     def _new_storage(self, key: int, name: str, leaf: torch.Tensor, producer: int | None) -> None:
-        size_bytes = rounded(leaf.untyped_storage().nbytes(), self.alignment_bytes)
-        self.storages[key] = _Storage(name, size_bytes, producer, set(), producer, set())
+        self.storages[key] = _Storage(name, leaf.untyped_storage().nbytes(), producer, set(), producer, set())
 
     def _add_operator(self, node: fx.Node) -> None:
         index = len(self.operators)
@@ -229,25 +230,33 @@ class _Builder:
         position = {key: index for index, key in enumerate(self.storages)}
         problem = Problem(
             operators=tuple(Operator(node.name) for node in self.operators),
-            arrays=tuple(_array(storage) for storage in self.storages.values()),
+            arrays=tuple(_array(each, self.alignment_bytes) for each in self.storages.values()),
             before=tuple(sorted(self.before)),
         )
         produced = tuple(
             tuple(None if key is None else position[key] for key in keys) for keys in self.results
         )
-        return Dataflow(self.graph_module, problem, tuple(self.operators), produced, self.alignment_bytes)
+        return Dataflow(
+            self.graph_module,
+            problem,
+            tuple(self.operators),
+            produced,
+            tuple(storage.size_bytes for storage in self.storages.values()),
+            self.alignment_bytes,
+        )
 
 
 def _tensor_leaves(value: object) -> list[tuple[int, torch.Tensor]]:
     return [(storage_key(leaf), leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def _array(storage: _Storage) -> Array:
+def _array(storage: _Storage, alignment_bytes: int) -> Array:
     kind = ArrayKind.STATIC if storage.producer is None else ArrayKind.PLANNED
     if kind is ArrayKind.PLANNED and storage.is_output:
         kind = ArrayKind.OUTPUT
-    users = storage.users - {storage.producer}
-    return Array(storage.name, storage.size_bytes, storage.producer, tuple(sorted(users)), kind)  # type: ignore[arg-type]
+    users = [user for user in storage.users if user != storage.producer]
+    size_bytes = rounded(storage.size_bytes, alignment_bytes)
+    return Array(storage.name, size_bytes, storage.producer, tuple(sorted(users)), kind)
 
 
 def free_nodes_before(

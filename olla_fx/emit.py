@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
 from torch import fx
 
 from olla_fx.capture import Role, StepInput
 from olla_fx.dataflow import Dataflow, free_nodes_before
 from olla_solvers.analysis import lifetimes
 from olla_solvers.plan import MemoryPlan
-from olla_solvers.problem import ArrayKind
+from olla_solvers.problem import ArrayKind, Problem
 
 _PREFIX = {
     Role.PARAMETER: "p",
@@ -34,6 +33,7 @@ _PREFIX = {
 
 def emit(
     dataflow: Dataflow,
+    problem: Problem,
     plan: MemoryPlan,
     inputs: Sequence[StepInput],
     begin_operator: Callable[[int], object] | None = None,
@@ -42,13 +42,15 @@ def emit(
 
     Args:
         dataflow: the graph and what its operators and arrays are.
-        plan: an order and offsets for ``dataflow.problem``.
+        problem: ``dataflow.problem``, or the same with recorded sizes and workspaces.
+        plan: an order and offsets for ``problem``.
         inputs: what the placeholders are; they are named after it.
         begin_operator: called with the operator's timestep before each, so that the arena knows which
             requests to expect; None leaves the calls out.
 
     Returns:
-        A module with the same arguments and results as ``dataflow.graph_module``.
+        A module with the same arguments and results as ``dataflow.graph_module``. Operator nodes carry
+        their name in ``problem`` as ``meta["operator"]``.
     """
     source = dataflow.graph_module.graph
     target = fx.Graph()
@@ -65,11 +67,12 @@ def emit(
         if begin_operator is not None:
             target.call_function(begin_operator, (timestep,))
         emitted[node] = target.node_copy(node, emitted.__getitem__)
+        emitted[node].meta["operator"] = name
         timesteps[emitted[node].name] = timestep
     output = source.output_node()
     _emit_free(target, output, emitted, operators)
     target.node_copy(output, emitted.__getitem__)
-    target.on_generate_code(lambda _: _annotate(_comments(dataflow, plan, timesteps)))
+    target.on_generate_code(lambda _: _annotate(_comments(dataflow, problem, plan, timesteps)))
     target.lint()
     return fx.GraphModule(dataflow.graph_module, target, "PlannedStep")
 
@@ -86,9 +89,10 @@ def _placeholder_name(step_input: StepInput) -> str:
     return f"{_PREFIX[step_input.role]}_{readable}"
 
 
-def _comments(dataflow: Dataflow, plan: MemoryPlan, timesteps: Mapping[str, int]) -> dict[str, str]:
+def _comments(
+    dataflow: Dataflow, problem: Problem, plan: MemoryPlan, timesteps: Mapping[str, int]
+) -> dict[str, str]:
     """For each emitted operator, by its name in the code, what stands behind its line."""
-    problem = dataflow.problem
     index = {operator.name: position for position, operator in enumerate(problem.operators)}
     order = [index[name] for name in plan.order]
     living = lifetimes(problem, order)
@@ -120,16 +124,9 @@ def _annotate(comments: Mapping[str, str]) -> Callable[[list[str]], list[str]]:
 
     def transform(body: list[str]) -> list[str]:
         annotated = []
-        for text in body:
-            name = text.split(" ", 1)[0].split(":", 1)[0]
-            if name in comments and " = " in text:
-                text = text.rstrip("\n") + comments[name] + "\n"
-            annotated.append(text)
-        return annotated
+        for line in "".join(body).split("\n"):
+            name = line.strip().split(" ", 1)[0].split(":", 1)[0]
+            annotated.append(line + comments[name] if name in comments and " = " in line else line)
+        return ["\n".join(annotated)]
 
     return transform
-
-
-def count_operators(graph_module: torch.fx.GraphModule) -> int:
-    """How many ATen calls a module's code makes."""
-    return sum(isinstance(node.target, torch._ops.OpOverload) for node in graph_module.graph.nodes)

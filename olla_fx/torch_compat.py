@@ -104,6 +104,11 @@ def trace_functional(
     return graphs[0]
 
 
+def assume_sign(number: Any, *, positive: bool) -> None:
+    """Let a symbolic number answer comparisons with 0; a concrete one is left alone."""
+    torch._check(number > 0 if positive else number < 0)  # type: ignore[no-untyped-call]
+
+
 def optimizer_step_function(optimizer_type: type[torch.optim.Optimizer]) -> Callable[..., Any]:
     """``step`` of an optimizer class without profiler, hook and scheduler wrappers."""
     return inspect.unwrap(optimizer_type.step)

@@ -1,7 +1,8 @@
 """Model and example → one fx graph of the whole step."""
 
 from olla_fx.capture.inputs import Role, StepInput, TensorSlot, TensorSpec
-from olla_fx.capture.step import CapturedStep, Mode, StepRequest, capture
+from olla_fx.capture.step import capture
+from olla_fx.capture.types import CapturedStep, Mode, StepRequest
 
 __all__ = [
     "CapturedStep",

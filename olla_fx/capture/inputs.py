@@ -64,8 +64,9 @@ class TensorSpec:
             and tensor.device == self.device
         )
 
-    def empty(self, device: torch.device) -> torch.Tensor:
-        """A new tensor of this shape and layout, of its own storage."""
+    def empty(self, *, meta_as: torch.device) -> torch.Tensor:
+        """A new tensor of this shape and layout in a storage of its own; a meta one on ``meta_as``."""
+        device = meta_as if self.device.type == "meta" else self.device
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
 
     def __str__(self) -> str:

@@ -56,6 +56,7 @@ class ScalarSlot:
         key: its key in the group.
         element: its index where the group's value is a tuple, else None.
         parameter: for SGD's dampening, which is 0 in a parameter's first step, that parameter's name.
+        positive: its sign when captured; optimizers choose code by it (``momentum > 0``).
     """
 
     name: str
@@ -63,6 +64,12 @@ class ScalarSlot:
     key: str
     element: int | None = None
     parameter: str | None = None
+    positive: bool = True
+
+    def holds(self, groups: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether it is still a number of the sign that was captured."""
+        value = self.read(groups)
+        return value > 0 if self.positive else value < 0
 
     def read(self, groups: Sequence[Mapping[str, Any]]) -> float:
         """Its present value."""
@@ -120,9 +127,9 @@ def check_supported(optimizer: torch.optim.Optimizer) -> None:
                 )
 
 
-def warn_about_fused_adam(optimizer: torch.optim.Optimizer) -> None:
-    """Say once that fused Adam rounds differently from the form that is captured."""
-    if "Adam" in type(optimizer).__name__ and any(group.get("fused") for group in optimizer.param_groups):
+def warn_about_fused(optimizer: torch.optim.Optimizer) -> None:
+    """Say once that a fused kernel rounds differently from the form that is captured."""
+    if any(group.get("fused") for group in optimizer.param_groups):
         warnings.warn(
             f"fused {type(optimizer).__name__} is captured as its single-tensor form, whose results can "
             "differ from the fused kernel's in the last bit",
@@ -181,14 +188,17 @@ def _scalar_slots(
     if isinstance(value, tuple | list):
         numbers = all(_is_number(each) and each != 0 for each in value)
         elements = range(len(value)) if numbers else ()
-        return [ScalarSlot(f"group{index}.{key}.{each}", index, key, each) for each in elements]
+        return [
+            ScalarSlot(f"group{index}.{key}.{each}", index, key, each, positive=value[each] > 0)
+            for each in elements
+        ]
     if not _is_number(value) or value == 0:
         return []
     if key == "dampening":
         if group["momentum"] == 0:
             return []
-        return [ScalarSlot(f"group{index}.{key}.{name}", index, key, None, name) for name in names]
-    return [ScalarSlot(f"group{index}.{key}", index, key)]
+        return [ScalarSlot(f"group{index}.{key}.{name}", index, key, None, name, value > 0) for name in names]
+    return [ScalarSlot(f"group{index}.{key}", index, key, positive=value > 0)]
 
 
 def _is_number(value: object) -> bool:

@@ -8,9 +8,8 @@ computed, no memory is used, and the user's model and optimizer stay untouched.
 from __future__ import annotations
 
 import contextlib
-import enum
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,90 +19,18 @@ from torch.utils import _pytree as pytree
 
 from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
+from olla_fx.capture.eager import FakeStep
 from olla_fx.capture.inputs import Role, StepInput, TensorSlot, TensorSpec, tensor_slots
 from olla_fx.capture.optimizer import OptimizerLayout
 from olla_fx.capture.shadow_model import ShadowModel, refuse_side_effects
+from olla_fx.capture.types import (
+    CapturedStep,
+    Mode,
+    OutputLayout,
+    StepRequest,
+    plan_device,
+)
 from olla_fx.errors import CaptureError
-
-LossFunction = Callable[..., torch.Tensor]
-
-
-class Mode(enum.StrEnum):
-    """What a captured step does."""
-
-    INFERENCE = "inference"
-    TRAINING = "training"
-
-
-@dataclass(frozen=True, slots=True)
-class OutputLayout:
-    """How the graph's flat results become what the caller gets.
-
-    Attributes:
-        spec: pytree of the answer.
-        leaves: for each leaf, the index of a graph result, or the constant itself.
-    """
-
-    spec: pytree.TreeSpec
-    leaves: tuple[tuple[bool, Any], ...]
-
-    def rebuild(self, results: Sequence[torch.Tensor]) -> Any:
-        """The answer with the caller's own structure."""
-        return pytree.tree_unflatten(
-            [results[value] if is_result else value for is_result, value in self.leaves], self.spec
-        )
-
-
-@dataclass(frozen=True)
-class CapturedStep:
-    """A step as one graph.
-
-    Attributes:
-        mode: training or inference.
-        graph_module: functional but for trailing ``copy_`` into static arrays.
-        inputs: what each placeholder is, in order.
-        input_spec: pytree of the caller's tensors.
-        outputs: how results become the answer.
-        slots: the model's tensors with all their places.
-        optimizer: what was assumed of the optimizer, when training.
-        state_keys: for each parameter that is updated, the keys of its optimizer state.
-        module_training: training flag of every module, by name.
-        device: where everything lives.
-        seconds: wall-clock time of capturing.
-    """
-
-    mode: Mode
-    graph_module: fx.GraphModule
-    inputs: tuple[StepInput, ...]
-    input_spec: pytree.TreeSpec
-    outputs: OutputLayout
-    slots: tuple[tuple[TensorSlot, ...], ...]
-    optimizer: OptimizerLayout | None
-    state_keys: Mapping[str, tuple[str, ...]]
-    module_training: Mapping[str, bool]
-    device: torch.device
-    seconds: float
-
-
-@dataclass(frozen=True)
-class StepRequest:
-    """What is to be captured.
-
-    Attributes:
-        model: the user's; not changed.
-        inputs: positional arguments of the model; for training the last one is the target.
-        mode: training or inference.
-        loss_fn: ``loss_fn(model(*inputs), target)`` must give a scalar.
-        optimizer: the user's; not changed.
-        return_outputs: whether a training step also returns the model's outputs.
-    """
-
-    model: nn.Module
-    inputs: tuple[Any, ...]
-    mode: Mode
-    loss_fn: LossFunction | None = None
-    optimizer: torch.optim.Optimizer | None = None
-    return_outputs: bool = False
 
 
 def capture(request: StepRequest) -> CapturedStep:
@@ -114,12 +41,10 @@ def capture(request: StepRequest) -> CapturedStep:
             side effects, or its optimizer cannot be captured. Model and optimizer are untouched.
     """
     started = time.perf_counter()
-    tracing = _Tracing(request)
-    attributes = tracing.shadow.attributes()
-    with _explained(request.model), torch.random.fork_rng(devices=[]):
-        graph_module = torch_compat.trace_functional(tracing.step, tracing.flat_arguments, tracing.fake_mode)
-    refuse_side_effects(attributes, tracing.shadow.attributes())
-    tracing.refuse_lost_gradients()
+    tracing, graph_module = _trace(request, frozenset())
+    if tracing.without_gradient:
+        _refuse_lost_gradients(request, tracing.without_gradient)
+        tracing, graph_module = _trace(request, frozenset(tracing.without_gradient))
     if tracing.outputs is None:
         raise CaptureError(f"{type(request.model).__name__} returned nothing that can be captured")
     return CapturedStep(
@@ -127,6 +52,7 @@ def capture(request: StepRequest) -> CapturedStep:
         graph_module=graph_module,
         inputs=tuple(tracing.inputs),
         input_spec=tracing.example_spec,
+        constants=tuple(each.value for each in tracing.example_leaves if isinstance(each, _Constant)),
         outputs=tracing.outputs,
         slots=tuple(tuple(places) for places in tracing.slots),
         optimizer=tracing.layout,
@@ -137,11 +63,39 @@ def capture(request: StepRequest) -> CapturedStep:
     )
 
 
+def _trace(request: StepRequest, unused: frozenset[str]) -> tuple[_Tracing, fx.GraphModule]:
+    """Trace a step in which the parameters ``unused``, whom no gradient reaches, are not trained."""
+    tracing = _Tracing(request, unused)
+    attributes = tracing.shadow.attributes()
+    with _explained(request.model), torch.random.fork_rng(devices=[]):
+        graph_module = torch_compat.trace_functional(tracing.step, tracing.flat_arguments, tracing.fake_mode)
+    refuse_side_effects(attributes, tracing.shadow.attributes())
+    return tracing, graph_module
+
+
+def _refuse_lost_gradients(request: StepRequest, without: Sequence[str]) -> None:
+    """Compare parameters without a gradient with what eager's ``backward`` reaches.
+
+    Reentrant checkpointing differentiates inside a backward node, which ``torch.autograd.grad`` does
+    not see: the parameters under it would silently stop learning.
+    """
+    eager = FakeStep(request)
+    with _explained(request.model), torch.random.fork_rng(devices=[]):
+        eager.backward()
+    lost = sorted(name for name in without if eager.parameters[name].grad is not None)
+    if lost:
+        raise CaptureError(
+            f"capturing loses the gradient of {lost[0]} (and {len(lost) - 1} more), which eager has: the "
+            "model uses torch.utils.checkpoint with use_reentrant=True. Pass use_reentrant=False"
+        )
+
+
 class _Tracing:
     """One tracing run: the fake arguments, and the function of them that is traced."""
 
-    def __init__(self, request: StepRequest) -> None:
+    def __init__(self, request: StepRequest, unused: frozenset[str]) -> None:
         self.request = request
+        self.unused = unused
         self.fake_mode = torch_compat.new_fake_mode()
         self.slots = tensor_slots(request.model)
         self.shadow = ShadowModel(request.model, self.slots)
@@ -152,22 +106,11 @@ class _Tracing:
         self.layout: OptimizerLayout | None = None
         self.state: dict[str, dict[str, torch.Tensor]] = {}
         self._originals = dict(request.model.named_modules())
-        self.device = self._device()
+        self.device = plan_device(request, self.slots)
         self._add_model_tensors()
         if request.optimizer is not None:
             self._add_optimizer(request.optimizer)
         self._add_examples()
-
-    def _device(self) -> torch.device:
-        """The one device of all tensors; meta tensors are planned as if on the CPU."""
-        tensors = [self._tensor(places[0]) for places in self.slots]
-        leaves = pytree.tree_leaves(self.request.inputs)
-        devices = {each.device for each in [*tensors, *leaves] if isinstance(each, torch.Tensor)}
-        devices.discard(torch.device("meta"))
-        if len(devices) > 1:
-            names = ", ".join(sorted(map(str, devices)))
-            raise CaptureError(f"model and inputs are on several devices ({names}); move them to one")
-        return devices.pop() if devices else torch.device("cpu")
 
     def _tensor(self, slot: TensorSlot) -> torch.Tensor:
         tensor: torch.Tensor = slot.table(self._originals[slot.owner])[slot.key]
@@ -175,7 +118,7 @@ class _Tracing:
 
     def _add(self, role: Role, name: str, spec: TensorSpec) -> torch.Tensor:
         with self.fake_mode:
-            fake = spec.empty(self.device)
+            fake = spec.empty(meta_as=self.device)
         self.inputs.append(StepInput(role, name, spec))
         self.flat_arguments.append(fake)
         return fake
@@ -193,7 +136,7 @@ class _Tracing:
             group = optimizer.param_groups[index]
             for name, parameter in zip(names, group["params"], strict=True):
                 spec = trained[name].spec
-                if spec is not None and spec.requires_grad:
+                if spec is not None and spec.requires_grad and name not in self.unused:
                     self.state[name] = self._add_state(optimizer, group, name, parameter)
         for slot in self.layout.scalars:
             with self.fake_mode:
@@ -208,7 +151,7 @@ class _Tracing:
             values = {key: value for key, value in present.items() if value is not None}
         else:
             with self.fake_mode:
-                fake = TensorSpec.of(parameter).empty(self.device)
+                fake = TensorSpec.of(parameter).empty(meta_as=self.device)
                 values = optimizers.initial_state(optimizer, group, fake)
         loose = next((key for key, value in values.items() if not isinstance(value, torch.Tensor)), None)
         if loose is not None:
@@ -222,18 +165,18 @@ class _Tracing:
 
     def _add_examples(self) -> None:
         leaves, self.example_spec = pytree.tree_flatten(self.request.inputs)
-        self._example_leaves: list[Any] = []
+        self.example_leaves: list[Any] = []
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor):
                 leaf = self._add(Role.EXAMPLE, str(index), TensorSpec.of(leaf))
-                self._example_leaves.append(len(self.flat_arguments) - 1)
+                self.example_leaves.append(len(self.flat_arguments) - 1)
             else:
-                self._example_leaves.append(_Constant(leaf))
+                self.example_leaves.append(_Constant(leaf))
 
     def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """The whole step as a function of its tensors; returns flat copies of its results."""
         values = {(each.role, each.name): tensor for each, tensor in zip(self.inputs, flat, strict=True)}
-        leaves = [each.value if isinstance(each, _Constant) else flat[each] for each in self._example_leaves]
+        leaves = [each.value if isinstance(each, _Constant) else flat[each] for each in self.example_leaves]
         arguments = pytree.tree_unflatten(leaves, self.example_spec)
         if self.request.mode is Mode.INFERENCE:
             self.shadow.put([values[places[0].role, places[0].name] for places in self.slots])
@@ -292,7 +235,7 @@ class _Tracing:
         for slot in self._layout().scalars:
             scalars[slot.name] = values[Role.SCALAR, slot.name].item()
             if slot.parameter is None:
-                torch._check(scalars[slot.name] != 0)
+                torch_compat.assume_sign(scalars[slot.name], positive=slot.positive)
         state = {
             name: {key: values[Role.STATE, f"{name}.{key}"] for key in keys}
             for name, keys in self.state.items()
@@ -324,37 +267,6 @@ class _Tracing:
                 )
         self.outputs = OutputLayout(spec, tuple(layout))
         return results
-
-    def refuse_lost_gradients(self) -> None:
-        """Compare parameters without a gradient with what eager's ``backward`` reaches.
-
-        Reentrant checkpointing differentiates inside a backward node, which ``torch.autograd.grad`` does
-        not see: the parameters under it would silently stop learning.
-        """
-        if not self.without_gradient:
-            return
-        with self.fake_mode:
-            tensors = {
-                (each.role, each.name): each.spec.empty(self.device)
-                for each in self.inputs
-                if each.spec is not None
-            }
-            trained = set(self.without_gradient)
-            for name in self.state:
-                tensors[Role.PARAMETER, name].requires_grad_()
-            self.shadow.put([tensors[places[0].role, places[0].name] for places in self.slots])
-            examples = [
-                each.value if isinstance(each, _Constant) else tensors[Role.EXAMPLE, self.inputs[each].name]
-                for each in self._example_leaves
-            ]
-            *inputs, target = pytree.tree_unflatten(examples, self.example_spec)
-            self._loss(self.shadow.model(*inputs), target).backward()
-        lost = sorted(name for name in trained if tensors[Role.PARAMETER, name].grad is not None)
-        if lost:
-            raise CaptureError(
-                f"capturing loses the gradient of {lost[0]} (and {len(lost) - 1} more), which eager computes: "
-                "the model uses torch.utils.checkpoint with use_reentrant=True. Pass use_reentrant=False"
-            )
 
 
 def parameters_and_frozen(

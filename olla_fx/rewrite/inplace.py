@@ -2,9 +2,9 @@
 
 A captured update reads ``copy_(p, addcdiv(mul(p, a), m, d))``: the new value is a parameter-sized
 temporary that is copied over the old one. Where the value is a chain of operators that starts at ``p``
-itself and each has an in-place form, the chain becomes ``addcdiv_(mul_(p, a), m, d)`` and the copy
-disappears. The in-place forms give the same bits; complex numbers, for which ``addcmul`` does not,
-are left alone.
+itself and each has an in-place form (or, being element-wise, an ``out=`` form), the chain becomes
+``addcdiv_(mul_(p, a), m, d)`` and the copy disappears. The in-place forms give the same bits; complex
+numbers, for which ``addcmul`` does not, are left alone.
 
 A link may be made in place only if nobody reads the old value afterwards: every other reader must
 stand before it in the graph.
@@ -55,7 +55,7 @@ def update_in_place(graph: fx.Graph) -> InPlaceReport:
         chain = _chain_from(target, copy.args[1], graph)
         if chain is not None:
             for node in chain:
-                node.target = in_place_form(node.target)
+                _write_into_first_argument(node)
             copy.replace_all_uses_with(copy.args[1])  # type: ignore[arg-type]
             graph.erase_node(copy)
             rewritten.append(target.name)
@@ -77,6 +77,28 @@ def in_place_form(target: object) -> torch._ops.OpOverload | None:
     return twin if writes and names == [argument.name for argument in twin_arguments] else None
 
 
+def out_form(target: object) -> torch._ops.OpOverload | None:
+    """The ``out=`` twin of an element-wise operator that has no in-place one, such as ``maximum``."""
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.pointwise not in target.tags:
+        return None
+    packet = target.overloadpacket
+    for name in packet.overloads():
+        twin = getattr(packet, name)
+        names = [argument.name for argument in twin._schema.arguments]
+        if names == [*(argument.name for argument in target._schema.arguments), "out"]:
+            return twin  # type: ignore[no-any-return]
+    return None
+
+
+def _write_into_first_argument(node: fx.Node) -> None:
+    twin = in_place_form(node.target)
+    if twin is not None:
+        node.target = twin
+        return
+    node.target = out_form(node.target)  # type: ignore[assignment]
+    node.update_kwarg("out", node.args[0])
+
+
 def _trailing_copies(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """Placeholder → the ``copy_`` that updates it; those updated once only."""
     copies: dict[fx.Node, fx.Node] = {}
@@ -96,7 +118,9 @@ def _chain_from(target: fx.Node, value: object, graph: fx.Graph) -> list[fx.Node
     position = {node: index for index, node in enumerate(graph.nodes)}
     node = value
     while node is not target:
-        if not isinstance(node, fx.Node) or not node.args or in_place_form(node.target) is None:
+        if not isinstance(node, fx.Node) or not node.args:
+            return None
+        if in_place_form(node.target) is None and out_form(node.target) is None:
             return None
         previous = node.args[0]
         if not isinstance(previous, fx.Node) or not _fits(node, previous, target):

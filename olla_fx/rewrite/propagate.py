@@ -38,5 +38,5 @@ def propagate_fake_tensors(
     for node in graph_module.graph.nodes:
         node.meta.pop("val", None)
     with fake_mode, torch.no_grad():
-        arguments = [0.5 if each.spec is None else each.spec.empty(device) for each in inputs]
+        arguments = [0.5 if each.spec is None else each.spec.empty(meta_as=device) for each in inputs]
         _Propagator(graph_module, garbage_collect_values=False).run(*arguments)

@@ -1,0 +1,117 @@
+"""An eager step under fake tensors: what PyTorch itself would do, followed without doing it.
+
+The step runs ``zero_grad``, forward, ``backward`` and ``optimizer.step`` on fake copies, gradients
+living in ``.grad`` as eager keeps them. It tells which parameters get a gradient, and what eager needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from olla_fx import torch_compat
+from olla_fx.baseline import Baseline, dispatched_baseline
+from olla_fx.capture import optimizer as optimizers
+from olla_fx.capture.inputs import Role, TensorSlot, TensorSpec, tensor_slots
+from olla_fx.capture.shadow_model import ShadowModel
+from olla_fx.capture.types import Mode, StepRequest, plan_device
+
+
+class FakeStep:
+    """A fake copy of model, optimizer state and inputs; call it to run one eager step.
+
+    Make and call it within ``self.fake_mode``'s reach only: its tensors hold no memory.
+    """
+
+    def __init__(self, request: StepRequest) -> None:
+        """Copy what the step touches.
+
+        Args:
+            request: the step; its model and optimizer are not changed.
+        """
+        self.request = request
+        self.fake_mode = torch_compat.new_fake_mode()
+        slots = tensor_slots(request.model)
+        self._device = plan_device(request, slots)
+        originals = dict(request.model.named_modules())
+        self.parameters: dict[str, nn.Parameter] = {}
+        with self.fake_mode:
+            tensors = [self._copy(places[0], originals[places[0].owner]) for places in slots]
+            self._shadow = ShadowModel(request.model, slots)
+            self._shadow.put(tensors)
+            self._inputs = pytree.tree_map_only(torch.Tensor, self._empty, request.inputs)
+            self._layout, self._state, self._scalars = self._copy_optimizer()
+
+    def _empty(self, tensor: torch.Tensor) -> torch.Tensor:
+        return TensorSpec.of(tensor).empty(meta_as=self._device)
+
+    def _copy(self, slot: TensorSlot, module: nn.Module) -> torch.Tensor:
+        original = slot.table(module)[slot.key]
+        copy = self._empty(original)
+        if slot.role is Role.PARAMETER:
+            self.parameters[slot.name] = nn.Parameter(copy, requires_grad=original.requires_grad)
+            return self.parameters[slot.name]
+        return copy
+
+    def _copy_optimizer(self) -> tuple[Any, dict[str, dict[str, torch.Tensor]], dict[str, float]]:
+        optimizer = self.request.optimizer
+        if optimizer is None:
+            return None, {}, {}
+        layout = optimizers.describe(optimizer, self.request.model)
+        state: dict[str, dict[str, torch.Tensor]] = {}
+        for group, names in zip(optimizer.param_groups, layout.parameters, strict=True):
+            for name, original in zip(names, group["params"], strict=True):
+                present = {
+                    key: self._empty(value)
+                    for key, value in optimizer.state.get(original, {}).items()
+                    if isinstance(value, torch.Tensor)
+                }
+                fake = self.parameters[name]
+                state[name] = present or optimizers.initial_state(optimizer, group, fake)
+        scalars = {slot.name: slot.read(optimizer.param_groups) for slot in layout.scalars}
+        return layout, state, scalars
+
+    def __call__(self) -> object:
+        """Run one eager step; gradients are left in ``.grad`` until the update is done."""
+        with self.fake_mode:
+            if self.request.mode is Mode.INFERENCE:
+                with torch.no_grad():
+                    return self._shadow.model(*self._inputs)
+            loss = self.backward()
+            self._update()
+            return loss
+
+    def backward(self) -> torch.Tensor:
+        """Run forward and backward only."""
+        with self.fake_mode, torch.enable_grad():
+            *inputs, target = self._inputs
+            if self.request.loss_fn is None:
+                raise ValueError("a training step needs loss_fn")
+            loss = self.request.loss_fn(self._shadow.model(*inputs), target)
+            loss.backward()
+            return loss.detach()
+
+    def _update(self) -> None:
+        gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
+        if self.request.optimizer is not None:
+            for name in gradients:
+                self.parameters[name].grad = None
+            optimizers.run_update(
+                self.request.optimizer, self._layout, self.parameters, gradients, self._state, self._scalars
+            )
+
+
+def eager_baseline(request: StepRequest) -> Baseline:
+    """What eager PyTorch needs for a step, followed under fake tensors.
+
+    Args:
+        request: the step; nothing of it is changed, nothing is computed.
+
+    Returns:
+        The baseline, without the kernels' workspaces, which fake tensors cannot see.
+    """
+    with torch.random.fork_rng(devices=[]):
+        return dispatched_baseline(FakeStep(request))

@@ -1,0 +1,114 @@
+"""What is to be captured, and what capturing gives."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from olla_fx.capture.inputs import StepInput, TensorSlot
+from olla_fx.capture.optimizer import OptimizerLayout
+from olla_fx.errors import CaptureError
+
+LossFunction = Callable[..., torch.Tensor]
+
+
+class Mode(enum.StrEnum):
+    """What a captured step does."""
+
+    INFERENCE = "inference"
+    TRAINING = "training"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLayout:
+    """How the graph's flat results become what the caller gets.
+
+    Attributes:
+        spec: pytree of the answer.
+        leaves: for each leaf, the index of a graph result, or the constant itself.
+    """
+
+    spec: pytree.TreeSpec
+    leaves: tuple[tuple[bool, Any], ...]
+
+    def rebuild(self, results: Sequence[torch.Tensor]) -> Any:
+        """The answer with the caller's own structure."""
+        return pytree.tree_unflatten(
+            [results[value] if is_result else value for is_result, value in self.leaves], self.spec
+        )
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """A step as one graph.
+
+    Attributes:
+        mode: training or inference.
+        graph_module: functional but for trailing ``copy_`` into static arrays.
+        inputs: what each placeholder is, in order.
+        input_spec: pytree of the caller's inputs.
+        constants: the inputs' leaves that are no tensors; they are part of the graph.
+        outputs: how results become the answer.
+        slots: the model's tensors with all their places.
+        optimizer: what was assumed of the optimizer, when training.
+        state_keys: for each parameter that is updated, the keys of its optimizer state.
+        module_training: training flag of every module, by name.
+        device: where everything lives.
+        seconds: wall-clock time of capturing.
+    """
+
+    mode: Mode
+    graph_module: fx.GraphModule
+    inputs: tuple[StepInput, ...]
+    input_spec: pytree.TreeSpec
+    constants: tuple[Any, ...]
+    outputs: OutputLayout
+    slots: tuple[tuple[TensorSlot, ...], ...]
+    optimizer: OptimizerLayout | None
+    state_keys: Mapping[str, tuple[str, ...]]
+    module_training: Mapping[str, bool]
+    device: torch.device
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """What is to be captured.
+
+    Attributes:
+        model: the user's; not changed.
+        inputs: positional arguments of the model; for training the last one is the target.
+        mode: training or inference.
+        loss_fn: ``loss_fn(model(*inputs), target)`` must give a scalar.
+        optimizer: the user's; not changed.
+        return_outputs: whether a training step also returns the model's outputs.
+    """
+
+    model: nn.Module
+    inputs: tuple[Any, ...]
+    mode: Mode
+    loss_fn: LossFunction | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    return_outputs: bool = False
+
+
+def plan_device(request: StepRequest, slots: Sequence[Sequence[TensorSlot]]) -> torch.device:
+    """The one device of a step's tensors; meta tensors are planned as if on the CPU.
+
+    Raises:
+        CaptureError: when they are on several devices.
+    """
+    modules = dict(request.model.named_modules())
+    tensors = [places[0].table(modules[places[0].owner])[places[0].key] for places in slots]
+    leaves = [each for each in pytree.tree_leaves(request.inputs) if isinstance(each, torch.Tensor)]
+    devices = {each.device for each in [*tensors, *leaves]} - {torch.device("meta")}
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise CaptureError(f"model and inputs are on several devices ({names}); move them to one")
+    return devices.pop() if devices else torch.device("cpu")

@@ -1,0 +1,166 @@
+"""The plan of a step as its user sees it: an order, an address for every array, and what they are worth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from olla_solvers.plan_json import plan_from_json, plan_to_json
+
+from olla_fx.baseline import Baseline
+from olla_solvers.errors import ProblemError
+from olla_solvers.plan import MemoryPlan, Provenance
+from olla_solvers.problem import ArrayKind, Offset, Problem
+from olla_solvers.validate import validate
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A validated plan.
+
+    Attributes:
+        problem: the operators and arrays that were planned.
+        memory: order, offsets and figures.
+        baseline: what eager PyTorch needs for the same step, where it was asked for.
+        timings: seconds a stage: ``capture``, ``rewrite``, ``order``, ``place``, ``emit``, ...
+    """
+
+    problem: Problem
+    memory: MemoryPlan
+    baseline: Baseline | None = None
+    timings: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Operator names, first to last."""
+        return self.memory.order
+
+    @property
+    def offsets(self) -> Mapping[str, Offset]:
+        """Array name → offset in the buffer, in bytes."""
+        return self.memory.offsets
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Size of the one buffer."""
+        return self.memory.buffer_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes of planned arrays and workspaces alive at once."""
+        return self.memory.peak_bytes
+
+    @property
+    def lower_bound_bytes(self) -> int:
+        """What no order can beat."""
+        return self.memory.lower_bound_bytes
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether the peak equals the proven bound."""
+        return self.memory.is_optimal
+
+    @property
+    def fragmentation(self) -> float:
+        """``(buffer - peak) / buffer``."""
+        return self.memory.fragmentation
+
+    @property
+    def provenance(self) -> Provenance:
+        """Which methods found and proved order and placement."""
+        return self.memory.provenance
+
+    @property
+    def static_bytes(self) -> int:
+        """Parameters, buffers, optimizer state and inputs: the caller's, alive all the time."""
+        return self.problem.static_bytes
+
+    @property
+    def output_bytes(self) -> int:
+        """What the step hands to the caller, allocated outside the buffer; alive until it ends."""
+        return sum(array.size_bytes for array in self.problem.arrays if array.kind is ArrayKind.OUTPUT)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Largest workspace of one operator; 0 until a step was recorded."""
+        return max((each.workspace_bytes for each in self.problem.operators), default=0)
+
+    @property
+    def total_bytes(self) -> int:
+        """Static, output and buffer bytes together."""
+        return self.static_bytes + self.output_bytes + self.buffer_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON-ready dictionaries; :meth:`from_json` reads it."""
+        return {
+            "format": FORMAT,
+            "problem": self.problem.to_json(),
+            "plan": plan_to_json(self.memory),
+            "baseline": None if self.baseline is None else self.baseline.to_json(),
+            "timings": dict(self.timings),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Plan:
+        """Read what :meth:`to_json` writes, and validate it.
+
+        Raises:
+            ProblemError: when the document is no plan.
+            ValidationError: when the plan breaks its problem.
+        """
+        if not isinstance(document, Mapping) or document.get("format") != FORMAT:
+            raise ProblemError("not a plan written by olla_fx, or of another format")
+        try:
+            problem = Problem.from_json(document["problem"])
+            memory = plan_from_json(document["plan"])
+            baseline = document["baseline"]
+            timings = dict(document["timings"])
+        except (KeyError, TypeError) as error:
+            raise ProblemError(f"the plan lacks {error}") from error
+        validate(problem, memory)
+        return cls(problem, memory, None if baseline is None else Baseline.from_json(baseline), timings)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to a JSON file."""
+        Path(path).write_text(json.dumps(self.to_json()), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan file and validate it.
+
+        Raises:
+            ProblemError: when the file is no plan; names the file.
+            ValidationError: when the plan breaks its problem.
+        """
+        try:
+            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise ProblemError(f"{path}: {error}") from error
+
+    def plot(self, path: str | Path) -> None:
+        """Draw every array as a rectangle, time by bytes, into an image file.
+
+        Args:
+            path: its suffix chooses the format: ``.png``, ``.svg``, ``.pdf``.
+
+        Raises:
+            ImportError: when matplotlib is not installed; names the extra.
+        """
+        from olla_fx.report.plot import plot_plan
+
+        plot_plan(self, path)
+
+    def to_snapshot(self, path: str | Path) -> None:
+        """Write the planned step as a memory snapshot that PyTorch's memory viewer shows.
+
+        Args:
+            path: of the pickle file, as ``torch.cuda.memory._dump_snapshot`` writes it.
+        """
+        from olla_fx.report.snapshot import write_snapshot
+
+        write_snapshot(self, path)

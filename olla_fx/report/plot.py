@@ -1,0 +1,58 @@
+"""A plan as a picture: time to the right, offsets upwards, one rectangle an array."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from olla_solvers.place import spans_of
+
+if TYPE_CHECKING:
+    from olla_fx.plan import Plan
+
+MIB = 2**20
+
+
+def plot_plan(plan: Plan, path: str | Path) -> None:
+    """Draw a plan into an image file.
+
+    Args:
+        plan: what to draw.
+        path: its suffix chooses the format.
+
+    Raises:
+        ImportError: when matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.collections import PatchCollection
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Rectangle
+    except ImportError as error:
+        raise ImportError("plotting needs matplotlib: pip install 'olla-fx[plot]'") from error
+    index = {operator.name: position for position, operator in enumerate(plan.problem.operators)}
+    spans = spans_of(plan.problem, [index[name] for name in plan.order])
+    workspaces = {f"workspace of {name}": offset for name, offset in plan.memory.workspace_offsets.items()}
+    offsets = {**plan.offsets, **workspaces}
+    figure = Figure(figsize=(12, 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    patches = [
+        Rectangle((span.lower, offsets[span.name] / MIB), span.upper - span.lower, span.size_bytes / MIB)
+        for span in spans
+    ]
+    colors = [hash(span.name) % 20 for span in spans]
+    collection = PatchCollection(patches, cmap="tab20", edgecolor="black", linewidth=0.2)
+    collection.set_array(colors)
+    axes.add_collection(collection)
+    axes.axhline(plan.lower_bound_bytes / MIB, color="black", linestyle="--", label="lower bound")
+    axes.set(
+        xlim=(0, len(plan.order)),
+        ylim=(0, max(plan.buffer_bytes, 1) / MIB * 1.02),
+        xlabel="timestep (operators)",
+        ylabel="offset in the buffer (MiB)",
+        title=f"{len(plan.order)} operators, peak {plan.peak_bytes / MIB:.2f} MiB, "
+        f"buffer {plan.buffer_bytes / MIB:.2f} MiB",
+    )
+    axes.legend(loc="upper right")
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,76 @@
+"""A plan as a memory snapshot: the file format of ``torch.cuda.memory._dump_snapshot``.
+
+PyTorch's memory viewer replays a list of allocations and frees inside one segment. A planned step gives
+exactly that: the segment is the buffer, and every array comes and goes at its offset.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from olla_solvers.place import spans_of
+
+if TYPE_CHECKING:
+    from olla_fx.plan import Plan
+
+_BUFFER_ADDRESS = 1 << 30
+
+
+def write_snapshot(plan: Plan, path: str | Path) -> None:
+    """Write a plan's step as a snapshot file.
+
+    Args:
+        plan: what to write.
+        path: of the pickle file.
+    """
+    Path(path).write_bytes(pickle.dumps(_snapshot(plan)))
+
+
+def _snapshot(plan: Plan) -> dict[str, Any]:
+    index = {operator.name: position for position, operator in enumerate(plan.problem.operators)}
+    spans = spans_of(plan.problem, [index[name] for name in plan.order])
+    workspaces = {f"workspace of {name}": offset for name, offset in plan.memory.workspace_offsets.items()}
+    offsets: Mapping[str, int] = {**plan.offsets, **workspaces}
+    events: list[tuple[int, int, dict[str, Any]]] = []
+    for span in spans:
+        if span.size_bytes:
+            address = _BUFFER_ADDRESS + offsets[span.name]
+            frames = [{"filename": plan.order[span.lower], "line": span.lower, "name": span.name}]
+            # Frees of a timestep come before its allocations: lifetimes are half open.
+            events.append((span.lower, 1, _event("alloc", address, span.size_bytes, frames)))
+            events.append((span.upper, 0, _event("free_requested", address, span.size_bytes, frames)))
+            events.append((span.upper, 0, _event("free_completed", address, span.size_bytes, frames)))
+    trace = [_event("segment_alloc", _BUFFER_ADDRESS, plan.buffer_bytes, [])]
+    trace += [event for _, _, event in sorted(events, key=lambda each: each[:2])]
+    segment = {
+        "device": 0,
+        "address": _BUFFER_ADDRESS,
+        "total_size": plan.buffer_bytes,
+        "allocated_size": 0,
+        "active_size": 0,
+        "requested_size": 0,
+        "stream": 0,
+        "segment_type": "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": [],
+        "blocks": [
+            {"address": _BUFFER_ADDRESS, "size": plan.buffer_bytes, "requested_size": 0, "state": "inactive",
+             "frames": []}
+        ],
+    }  # fmt: skip
+    return {"segments": [segment], "device_traces": [trace], "allocator_settings": {}}
+
+
+def _event(action: str, address: int, size_bytes: int, frames: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "action": action,
+        "addr": address,
+        "size": size_bytes,
+        "stream": 0,
+        "frames": frames,
+        "time_us": 0,
+    }

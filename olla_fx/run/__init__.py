@@ -1,0 +1,7 @@
+"""Runs a planned step: looks its inputs up, records the first call, replays the rest in one buffer."""
+
+from olla_fx.run.executor import Binding, Executor, RunCounts
+from olla_fx.run.lookup import StepLookup
+from olla_fx.run.module import PlannedModule
+
+__all__ = ["Binding", "Executor", "PlannedModule", "RunCounts", "StepLookup"]

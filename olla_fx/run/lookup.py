@@ -1,0 +1,208 @@
+"""Finds every tensor of a step by name at each call, and notices when the plan no longer fits.
+
+Nothing is held between calls but module objects and names: ``load_state_dict(assign=True)`` replaces
+parameters, ``optimizer.load_state_dict`` replaces state and groups, ``.to()`` changes types in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from olla_fx.capture import CapturedStep, Mode, Role, TensorSlot, TensorSpec
+from olla_fx.capture import optimizer as optimizers
+from olla_fx.errors import StepInputError, StepModeError
+
+_StateKeys = tuple[int, int, tuple[str, ...]]
+
+
+class StepLookup:
+    """The inputs of one captured step, found anew at every call."""
+
+    def __init__(
+        self, captured: CapturedStep, model: nn.Module, optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        """Prepare the lookups.
+
+        Args:
+            captured: the step.
+            model: the user's.
+            optimizer: the user's, for training.
+        """
+        self._captured = captured
+        self._model = model
+        self._optimizer = optimizer
+        modules = dict(model.named_modules())
+        self._modules = tuple(modules.items())
+        self._slots: list[tuple[TensorSlot, nn.Module, TensorSpec]] = []
+        self._aliases: list[tuple[nn.Module, TensorSlot, nn.Module, TensorSlot]] = []
+        for places, step_input in zip(captured.slots, captured.inputs, strict=False):
+            first = places[0]
+            if step_input.spec is not None:
+                self._slots.append((first, modules[first.owner], step_input.spec))
+            for other in places[1:]:
+                self._aliases.append((modules[first.owner], first, modules[other.owner], other))
+        self._examples = [each.spec for each in captured.inputs if each.role is Role.EXAMPLE]
+        self._state_specs = {
+            each.name: each.spec for each in captured.inputs if each.role is Role.STATE and each.spec
+        }
+        self._state = tuple(self._state_places())
+
+    def _state_places(self) -> list[tuple[str, _StateKeys]]:
+        if self._captured.optimizer is None:
+            return []
+        return [
+            (name, (group, index, self._captured.state_keys[name]))
+            for group, names in enumerate(self._captured.optimizer.parameters)
+            for index, name in enumerate(names)
+            if name in self._captured.state_keys
+        ]
+
+    def check_mode(self) -> None:
+        """Refuse a call in the mode that the step was not planned for.
+
+        Raises:
+            StepModeError: saying which call to make.
+        """
+        training = self._captured.mode is Mode.TRAINING
+        if training and not self._model.training:
+            raise StepModeError(
+                "this is a whole training step, but the model is in eval mode: call model.train() first, or "
+                "plan an inference with olla_fx.optimize(model.eval(), example_input)"
+            )
+        if not training and self._model.training:
+            raise StepModeError(
+                "this step was planned for inference, but the model is in training mode: call model.eval()"
+            )
+
+    def check_inputs(self, inputs: tuple[Any, ...]) -> list[torch.Tensor]:
+        """The caller's tensors, flat.
+
+        Raises:
+            StepInputError: when structure, shape, layout, dtype, device or a constant differ from the
+                planned ones.
+        """
+        leaves, spec = pytree.tree_flatten(inputs)
+        if spec != self._captured.input_spec:
+            planned = self._captured.input_spec.num_leaves
+            raise StepInputError(
+                f"this step was planned for {planned} input leaves in the structure of its example, and was "
+                f"called with {len(leaves)} in another one; plan again for the new structure"
+            )
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        constants = tuple(leaf for leaf in leaves if not isinstance(leaf, torch.Tensor))
+        if constants != self._captured.constants:
+            raise StepInputError(
+                f"this step was planned for the constants {self._captured.constants!r} and was called with "
+                f"{constants!r}; plan again for the new ones"
+            )
+        for index, (tensor, planned) in enumerate(zip(tensors, self._examples, strict=True)):
+            if planned is not None and not planned.fits(tensor):
+                given = TensorSpec.of(tensor)
+                detail = (
+                    "" if str(given) != str(planned) else f" (strides {given.stride}, not {planned.stride})"
+                )
+                raise StepInputError(
+                    f"input {index} is {given}, but this step was planned for {planned}{detail}. Call "
+                    "olla_fx.optimize again with an example of the new kind"
+                )
+        return tensors
+
+    def outdated(self) -> str | None:
+        """Why the plan no longer fits model and optimizer; None while it does."""
+        modules = tuple(self._model.named_modules())
+        if len(modules) != len(self._modules):
+            return "modules were added or removed"
+        for (name, module), (_, planned) in zip(modules, self._modules, strict=True):
+            if module is not planned:
+                return f"module {name} was replaced"
+            if module.training is not self._captured.module_training[name]:
+                return f"module {name} changed between training and eval"
+        for slot, module, spec in self._slots:
+            tensor = slot.table(module).get(slot.key)
+            if tensor is None or not spec.fits(tensor):
+                return f"{slot.name} changed its shape, layout, dtype or device"
+            if slot.role is Role.PARAMETER and tensor.requires_grad is not spec.requires_grad:
+                return f"{slot.name} was frozen or unfrozen"
+        for first_module, first, module, other in self._aliases:
+            if first.table(first_module)[first.key] is not other.table(module).get(other.key):
+                return f"{first.name} and {other.name} are no longer tied"
+        return self._optimizer_outdated()
+
+    def _optimizer_outdated(self) -> str | None:
+        layout = self._captured.optimizer
+        if layout is None or self._optimizer is None:
+            return None
+        groups = self._optimizer.param_groups
+        if [len(group["params"]) for group in groups] != [len(names) for names in layout.parameters]:
+            return "the optimizer's parameter groups changed"
+        for index, constants in enumerate(layout.constants):
+            for key, value in constants:
+                if groups[index].get(key) != value:
+                    return f"group {index}'s {key} changed from {value!r}"
+        for slot in layout.scalars:
+            if not slot.holds(groups):
+                return f"{slot.name} became {slot.read(groups)}"
+        for name, (group, index, _) in self._state:
+            values = self._optimizer.state.get(groups[group]["params"][index], {})
+            for key, value in values.items():
+                spec = self._state_specs.get(f"{name}.{key}")
+                if value is not None and (spec is None or not spec.fits(value)):
+                    return f"the optimizer state {key!r} of {name} changed its kind"
+        return None
+
+    def adopt_parameters(self) -> None:
+        """Let the optimizer hold the model's present parameters.
+
+        ``load_state_dict(assign=True)`` and a ``.to()`` that replaces parameters leave the optimizer with
+        the old ones, which eager would go on updating for nothing. Position tells which is which.
+        """
+        layout = self._captured.optimizer
+        if layout is None or self._optimizer is None:
+            return
+        present = {slot.name: slot.table(module)[slot.key] for slot, module, _ in self._slots}
+        for group, names in zip(self._optimizer.param_groups, layout.parameters, strict=False):
+            for index, (old, name) in enumerate(zip(group["params"], names, strict=False)):
+                new = present.get(name)
+                if isinstance(new, nn.Parameter) and new is not old:
+                    group["params"][index] = new
+                    if old in self._optimizer.state:
+                        self._optimizer.state[new] = self._optimizer.state.pop(old)
+
+    def gather(self, examples: list[torch.Tensor]) -> list[Any]:
+        """All values of the graph's placeholders, in order; creates missing optimizer state.
+
+        Args:
+            examples: from :meth:`check_inputs`.
+        """
+        values: list[Any] = [slot.table(module)[slot.key] for slot, module, _ in self._slots]
+        if self._optimizer is not None and self._captured.optimizer is not None:
+            self._gather_optimizer(self._optimizer, self._captured.optimizer, values)
+        values.extend(examples)
+        return values
+
+    def _gather_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        layout: optimizers.OptimizerLayout,
+        values: list[Any],
+    ) -> None:
+        groups = optimizer.param_groups
+        fresh: set[str] = set()
+        for name, (group, index, keys) in self._state:
+            parameter = groups[group]["params"][index]
+            if not keys:
+                continue
+            state: Mapping[str, Any] = optimizer.state[parameter]
+            if any(state.get(key) is None for key in keys):
+                optimizer.state[parameter].update(
+                    optimizers.initial_state(optimizer, groups[group], parameter)
+                )
+                fresh.add(name)
+            values.extend(state[key] for key in keys)
+        for slot in layout.scalars:
+            values.append(0.0 if slot.parameter in fresh else slot.read(groups))

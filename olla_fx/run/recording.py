@@ -1,0 +1,248 @@
+"""From a recorded run to workspaces, and from a plan to the requests that the arena serves.
+
+A recorded request is one of four things. The block that a returned tensor lives in is that *array*'s,
+decided by data pointers, never by sequence. What is freed inside its own operator is *workspace*. What
+outlives its operator without being an array is *persistent* (a library's cache) and never placed. The
+rest is the arrays that the caller gets.
+
+Workspaces of one operator are placed among themselves first, on the finer timeline of its own requests
+and frees, and enter the problem as one block of the height that this needs (profile-guided allocation
+§4: record, then plan what was recorded).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from olla_fx.arena import PlannedRequest, RecordedRequest
+from olla_fx.dataflow import Dataflow, rounded
+from olla_solvers.place import place
+from olla_solvers.plan import MemoryPlan, Span
+from olla_solvers.problem import Array, ArrayKind, Operator, Problem
+
+Address = int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceSlot:
+    """One scratch request inside its operator's workspace: at ``offset`` from the workspace's start."""
+
+    ordinal: int
+    size_bytes: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRecord:
+    """What one operator asked of the allocator.
+
+    Attributes:
+        arrays: (ordinal, requested bytes, array index) for requests that became arrays.
+        workspace: its scratch requests, placed.
+        workspace_bytes: height of the workspace.
+        persistent: (ordinal, requested bytes) of what outlived it without being an array.
+    """
+
+    arrays: tuple[tuple[int, int, int], ...]
+    workspace: tuple[WorkspaceSlot, ...]
+    workspace_bytes: int
+    persistent: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One recorded run.
+
+    Attributes:
+        operators: by operator name.
+        unallocated: arrays for which the operator asked no memory: their storage is somewhere else than
+            the fake tensors said, so no plan for them can be trusted.
+    """
+
+    operators: Mapping[str, OperatorRecord]
+    unallocated: tuple[str, ...]
+
+
+class RecordingInterpreter(fx.Interpreter):
+    """Runs an emitted graph and notes at which address each operator's results are.
+
+    Values are freed after their last use, as the generated code does.
+    """
+
+    def __init__(self, graph_module: fx.GraphModule, operators: Mapping[fx.Node, int]) -> None:
+        """Prepare a run.
+
+        Args:
+            graph_module: from :func:`olla_fx.emit.emit`.
+            operators: timestep of each operator node.
+        """
+        super().__init__(graph_module, garbage_collect_values=True)
+        self._operators = operators
+        self.addresses: dict[int, list[Address | None]] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node; note the addresses of an operator's results."""
+        value = super().run_node(n)
+        timestep = self._operators.get(n)
+        if timestep is not None:
+            self.addresses[timestep] = [
+                leaf.untyped_storage().data_ptr() if isinstance(leaf, torch.Tensor) else None
+                for leaf in pytree.tree_leaves(value)
+            ]
+        return value
+
+
+def read_recording(
+    dataflow: Dataflow,
+    order: Sequence[str],
+    addresses: Mapping[int, Sequence[Address | None]],
+    recording: Sequence[RecordedRequest],
+) -> StepRecord:
+    """Tell arrays, workspaces and persistent blocks apart.
+
+    Args:
+        dataflow: the graph that ran.
+        order: operator names, by timestep.
+        addresses: for each timestep, where each flattened result is.
+        recording: the planning thread's requests, in order; their ``operator`` is the timestep.
+    """
+    index = {operator.name: position for position, operator in enumerate(dataflow.problem.operators)}
+    by_operator: dict[int, list[RecordedRequest]] = collections.defaultdict(list)
+    for request in recording:
+        by_operator[request.operator].append(request)
+    records: dict[str, OperatorRecord] = {}
+    unallocated: list[str] = []
+    for timestep, name in enumerate(order):
+        wanted = _arrays_by_address(dataflow, index[name], addresses.get(timestep, ()))
+        record, missing = _read_operator(timestep, by_operator[timestep], wanted, dataflow.alignment_bytes)
+        records[name] = record
+        unallocated.extend(dataflow.problem.arrays[each].name for each in missing)
+    return StepRecord(records, tuple(unallocated))
+
+
+def _arrays_by_address(
+    dataflow: Dataflow, operator: int, addresses: Sequence[Address | None]
+) -> dict[Address, int]:
+    produced = dataflow.produced[operator]
+    return {
+        address: array
+        for array, address in zip(produced, addresses, strict=False)
+        if array is not None and address and dataflow.problem.arrays[array].size_bytes
+    }
+
+
+def _read_operator(
+    timestep: int, requests: Sequence[RecordedRequest], wanted: Mapping[Address, int], alignment_bytes: int
+) -> tuple[OperatorRecord, list[int]]:
+    arrays: dict[int, tuple[int, int, int]] = {}
+    scratch: list[RecordedRequest] = []
+    persistent: list[tuple[int, int]] = []
+    # Backwards: where scratch was freed and the result took its address, the last request is the array's.
+    for request in reversed(requests):
+        array = wanted.get(request.address)
+        if array is not None and array not in arrays:
+            arrays[array] = (request.ordinal, request.size_bytes, array)
+        elif request.size_bytes == 0:
+            continue
+        elif request.freed_in_operator == timestep:
+            scratch.append(request)
+        else:
+            persistent.append((request.ordinal, request.size_bytes))
+    slots, height_bytes = _place_workspace(scratch[::-1], alignment_bytes)
+    missing = [array for array in wanted.values() if array not in arrays]
+    record = OperatorRecord(tuple(sorted(arrays.values())), slots, height_bytes, tuple(sorted(persistent)))
+    return record, missing
+
+
+def _place_workspace(
+    requests: Sequence[RecordedRequest], alignment_bytes: int
+) -> tuple[tuple[WorkspaceSlot, ...], int]:
+    """Place an operator's scratch requests among themselves, by their own events."""
+    if not requests:
+        return (), 0
+    end = max(request.freed_at or request.allocated_at for request in requests) + 1
+    spans = [
+        Span(
+            str(request.ordinal),
+            request.allocated_at,
+            # A block freed by another thread may have been in use up to the end of the operator.
+            end if request.freed_by_other_thread or request.freed_at is None else request.freed_at,
+            rounded(request.size_bytes, alignment_bytes),
+        )
+        for request in requests
+    ]
+    placement = place(spans, solver="none")
+    slots = tuple(
+        WorkspaceSlot(request.ordinal, request.size_bytes, offset)
+        for request, offset in zip(requests, placement.offsets, strict=True)
+    )
+    return slots, placement.height_bytes
+
+
+def problem_with_workspaces(problem: Problem, record: StepRecord, alignment_bytes: int) -> Problem:
+    """The problem with what was recorded: workspaces, and arrays at least as large as requested."""
+    requested: dict[int, int] = {}
+    for each in record.operators.values():
+        for _, size_bytes, array in each.arrays:
+            requested[array] = rounded(size_bytes, alignment_bytes)
+    operators = tuple(
+        Operator(operator.name, record.operators[operator.name].workspace_bytes)
+        for operator in problem.operators
+    )
+    arrays: list[Array] = []
+    for index, array in enumerate(problem.arrays):
+        size_bytes = max(array.size_bytes, requested.get(index, 0))
+        arrays.append(dataclasses.replace(array, size_bytes=size_bytes))
+    return Problem(operators, tuple(arrays), problem.before)
+
+
+def expected_requests(dataflow: Dataflow, plan: MemoryPlan) -> list[PlannedRequest]:
+    """The requests to expect in a first call, before anything was recorded: one for each array.
+
+    Their ordinals are a guess; the arena serves them loosely, by operator and size.
+    """
+    index = {operator.name: position for position, operator in enumerate(dataflow.problem.operators)}
+    requests: list[PlannedRequest] = []
+    for timestep, name in enumerate(plan.order):
+        for ordinal, array_index in enumerate(dataflow.produced[index[name]]):
+            if array_index is None or not dataflow.storage_bytes[array_index]:
+                continue
+            array = dataflow.problem.arrays[array_index]
+            offset = plan.offsets[array.name] if array.kind is ArrayKind.PLANNED else None
+            requests.append(PlannedRequest(timestep, ordinal, dataflow.storage_bytes[array_index], offset))
+    return requests
+
+
+def planned_requests(problem: Problem, plan: MemoryPlan, record: StepRecord) -> list[PlannedRequest]:
+    """The requests to expect in a step, with the address that each gets.
+
+    Args:
+        problem: the one that was planned.
+        plan: the order and offsets.
+        record: what each operator asked for.
+
+    Returns:
+        One entry a recorded request, keyed by timestep and ordinal. Output arrays and persistent blocks
+        have no offset: they are served outside on purpose.
+    """
+    requests: list[PlannedRequest] = []
+    for timestep, name in enumerate(plan.order):
+        record_of_operator = record.operators[name]
+        for ordinal, size_bytes, index in record_of_operator.arrays:
+            array = problem.arrays[index]
+            offset = plan.offsets[array.name] if array.kind is ArrayKind.PLANNED else None
+            requests.append(PlannedRequest(timestep, ordinal, size_bytes, offset))
+        base = plan.workspace_offsets.get(name, 0)
+        for slot in record_of_operator.workspace:
+            requests.append(PlannedRequest(timestep, slot.ordinal, slot.size_bytes, base + slot.offset))
+        for ordinal, size_bytes in record_of_operator.persistent:
+            requests.append(PlannedRequest(timestep, ordinal, size_bytes, None))
+    return requests
