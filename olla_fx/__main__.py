@@ -1,0 +1,8 @@
+"""``python -m olla_fx`` is the command ``olla-fx``."""
+
+import sys
+
+from olla_fx.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
