@@ -33,7 +33,7 @@ FREE_GUROBI_SIZE = 2000
 """Variables and constraints that the licence inside the gurobipy wheel takes."""
 
 _MODULES = {"gurobi": "gurobipy", "highs": "highspy", "cbc": "pulp"}
-_GRACE_SECONDS = 3.0
+_GRACE_SECONDS = 0.5
 _RELATIVE_TOLERANCE = 1e-6
 
 
@@ -133,7 +133,7 @@ def solve(model: LinearModel, solver: str, *, time_limit: float | None = None) -
     require(solver)
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="olla_solvers_") as folder:
-        request = {"solver": solver, "time_limit": time_limit, "model": _to_document(model)}
+        request = {"solver": solver, "time_limit": _own_limit(time_limit), "model": _to_document(model)}
         Path(folder, "request.json").write_text(json.dumps(request), encoding="utf-8")
         ended, words = _run_process(folder, time_limit)
         seconds = time.monotonic() - start
@@ -157,6 +157,11 @@ def solve(model: LinearModel, solver: str, *, time_limit: float | None = None) -
         seconds,
         response["detail"],
     )
+
+
+def _own_limit(time_limit: float | None) -> float | None:
+    """The limit a solver is told: early enough to hand over its best solution before it is ended."""
+    return None if time_limit is None else max(time_limit / 2, time_limit - 2)
 
 
 def _run_process(folder: str, time_limit: float | None) -> tuple[bool, str]:

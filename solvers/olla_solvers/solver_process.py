@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,12 @@ def available_adapter(solver: str) -> str | None:
     import pulp
 
     known = set(pulp.listSolvers())
-    for name in PULP_NAMES[solver]:
-        if name in known and pulp.getSolver(name, msg=False).available():
-            return name
+    with warnings.catch_warnings():
+        # PuLP 3.3 deprecates the adapter of the CBC that it carries, and 4 has the other one only.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for name in PULP_NAMES[solver]:
+            if name in known and pulp.getSolver(name, msg=False).available():
+                return name
     return None
 
 

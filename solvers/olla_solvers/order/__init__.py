@@ -20,7 +20,7 @@ from olla_solvers.order.greedy import Found, best_order
 from olla_solvers.order.ilp import variables_needed
 from olla_solvers.order.refine import Refined, refine
 from olla_solvers.order.split import Piece, split
-from olla_solvers.plan import Schedule, SolverEffect, SolverReport, SolverStatus
+from olla_solvers.plan import Schedule, SolverEffect, SolverReport
 from olla_solvers.problem import Bytes, OperatorIndex, Problem
 
 __all__ = ["order"]
@@ -123,7 +123,7 @@ def _solvers(solver: str, parts: _Parts, gap: bool) -> tuple[str, ...]:
 
 def _report(refined: Refined, solver: str, known: Found, found: Found, floor: Bytes) -> SolverReport:
     """What the solver did, its bound lifted to what the operators outside the program need."""
-    bound = max(refined.bound_bytes, floor) if refined.status is not SolverStatus.NOT_RUN else None
+    bound = None if refined.bound_bytes is None else max(refined.bound_bytes, floor)
     effect = SolverEffect.NONE
     if found.peak_bytes < known.peak_bytes:
         effect = SolverEffect.IMPROVED

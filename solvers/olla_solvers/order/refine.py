@@ -27,7 +27,7 @@ class Refined:
 
     Attributes:
         orders: for each piece, its best order.
-        bound_bytes: what the solver proved no order of the whole can beat; 0 if nothing.
+        bound_bytes: what the solver proved no order of the whole can beat; None if nothing.
         status: of the last run.
         detail: the solver's own words in the last run.
         variables: columns of all programs together.
@@ -36,7 +36,7 @@ class Refined:
     """
 
     orders: list[tuple[OperatorIndex, ...]]
-    bound_bytes: Bytes
+    bound_bytes: Bytes | None = None
     status: SolverStatus = SolverStatus.NOT_RUN
     detail: str = ""
     variables: int = 0
@@ -60,13 +60,15 @@ def refine(pieces: Sequence[Piece], known: Sequence[Found], solver: str, deadlin
         SolverUnavailableError: when the solver is missing or its licence does not take a program.
     """
     begin = time.monotonic()
-    refined = Refined([found.order for found in known], 0)
+    refined = Refined([found.order for found in known])
     for index in sorted(range(len(pieces)), key=lambda i: -known[i].peak_bytes):
-        solved = refined.status in (SolverStatus.NOT_RUN, SolverStatus.OPTIMAL)
-        if known[index].peak_bytes <= refined.bound_bytes and refined.status is SolverStatus.OPTIMAL:
+        if refined.status not in (SolverStatus.NOT_RUN, SolverStatus.OPTIMAL):
+            break
+        if refined.bound_bytes is not None and known[index].peak_bytes <= refined.bound_bytes:
             break
         remaining = deadline - time.monotonic()
-        if not solved or (remaining <= 0 and refined.status is not SolverStatus.NOT_RUN):
+        if remaining <= 0 and refined.status is not SolverStatus.NOT_RUN:
+            refined.status = SolverStatus.TIME_LIMIT_WITH_INCUMBENT
             break
         _solve_piece(refined, pieces[index], index, solver, max(0.0, remaining))
     refined.seconds = time.monotonic() - begin
@@ -94,7 +96,8 @@ def _solve_piece(refined: Refined, piece: Piece, index: int, solver: str, second
             refined.orders[index] = found
     value = flow.peak_bytes(refined.orders[index]) // program.unit_bytes
     bound = backends.proven_units(solution, value)
-    refined.bound_bytes = max(refined.bound_bytes, (bound or 0) * program.unit_bytes)
+    if bound is not None:
+        refined.bound_bytes = max(refined.bound_bytes or 0, bound * program.unit_bytes)
     refined.status = backends.report_status(solution.outcome, proven=bound == value)
     refined.detail = solution.detail
 

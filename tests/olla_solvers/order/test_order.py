@@ -1,0 +1,195 @@
+"""Orders against exhaustive enumeration: greedy, bound, contraction, splitting and the program."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+
+from olla_solvers.analysis import captured_order, peak_bytes, precedence_bound
+from olla_solvers.errors import SolverUnavailableError
+from olla_solvers.order import order
+from olla_solvers.order.contract import contract
+from olla_solvers.order.flow import FlowGraph, flow_of
+from olla_solvers.order.greedy import RULES, list_schedule
+from olla_solvers.order.split import split
+from olla_solvers.plan import SolverEffect, SolverStatus
+from olla_solvers.problem import Array, Operator, Problem
+from tests.olla_solvers.graphs import alexnet_step, mlp_step, problems, smallest_peak
+
+MANY = settings(max_examples=400, deadline=None, derandomize=True)
+FEW = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+def smallest_flow_peak(flow: FlowGraph) -> int:
+    """The same exhaustive answer for a flow graph."""
+    best = {0: 0}
+    states = [0]
+    for state in states:
+        for operator in range(flow.count):
+            if state >> operator & 1 or any(not state >> p & 1 for p in flow.predecessors[operator]):
+                continue
+            alive = sum(
+                array.size_bytes
+                for array in flow.arrays
+                if state >> array.producer & 1 and any(not state >> c & 1 for c in array.consumers)
+            )
+            cost = max(best[state], alive + flow.rise_bytes[operator])
+            following = state | 1 << operator
+            if following not in best:
+                states.append(following)
+            best[following] = min(best.get(following, cost), cost)
+    return best[(1 << flow.count) - 1]
+
+
+def is_executable(problem: Problem, sequence: tuple[int, ...]) -> bool:
+    position = {operator: at for at, operator in enumerate(sequence)}
+    return len(position) == len(problem.operators) and all(
+        position[u] < position[v] for u, v in problem.edges
+    )
+
+
+@MANY
+@given(problems())
+def test_greedy_lies_between_optimum_and_captured_and_the_bound_below(problem: Problem) -> None:
+    schedule = order(problem, solver="none")
+    optimum = smallest_peak(problem)
+    assert is_executable(problem, schedule.order)
+    assert schedule.peak_bytes == peak_bytes(problem, schedule.order)
+    assert schedule.lower_bound_bytes <= optimum <= schedule.peak_bytes
+    assert schedule.peak_bytes <= peak_bytes(problem, captured_order(problem))
+    assert precedence_bound(problem) == schedule.lower_bound_bytes
+
+
+@MANY
+@given(problems())
+def test_flow_graph_and_contraction_keep_the_smallest_peak(problem: Problem) -> None:
+    flow, _ = flow_of(problem)
+    contracted = contract(flow)
+    optimum = smallest_peak(problem)
+    assert smallest_flow_peak(flow) == optimum
+    assert max(smallest_flow_peak(contracted.flow), contracted.floor_bytes) == optimum
+    assert sorted(contracted.expand(range(contracted.flow.count))) == list(range(flow.count))
+
+
+@MANY
+@given(problems())
+def test_an_expanded_order_costs_what_the_contracted_one_does(problem: Problem) -> None:
+    flow, _ = flow_of(problem)
+    contracted = contract(flow)
+    inner = tuple(range(contracted.flow.count))
+    expected = max(contracted.flow.peak_bytes(inner), contracted.floor_bytes)
+    assert flow.peak_bytes(contracted.expand(inner)) == expected
+
+
+@MANY
+@given(problems())
+def test_pieces_hold_the_smallest_peak(problem: Problem) -> None:
+    flow, _ = flow_of(problem)
+    pieces = split(flow)
+    operators = [operator for piece in pieces for operator in piece.expand(range(piece.flow.count))]
+    assert sorted(operators) == list(range(flow.count))
+    assert max(smallest_flow_peak(piece.flow) for piece in pieces) == smallest_peak(problem)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_makes_executable_orders(rule: str) -> None:
+    for problem in (mlp_step(), alexnet_step()):
+        flow, captured = flow_of(problem)
+        key, backwards = RULES[rule]
+        found = list_schedule(flow, key, backwards=backwards)
+        assert found is not None
+        assert is_executable(problem, tuple(captured[each] for each in found))
+
+
+@pytest.mark.parametrize("solver", ["cbc", "highs"])
+def test_the_program_finds_the_optimum(solver: str) -> None:
+    @FEW
+    @given(problems())
+    def check(problem: Problem) -> None:
+        schedule = order(problem, solver=solver)
+        assert schedule.peak_bytes == smallest_peak(problem) == schedule.lower_bound_bytes
+        assert schedule.solver.status is SolverStatus.OPTIMAL
+        assert schedule.solver.bound_bytes == schedule.peak_bytes
+        assert schedule.solver.variables > 0
+
+    check()
+
+
+@pytest.mark.parametrize("solver", ["cbc", "highs", "gurobi"])
+def test_alexnet_is_proven_by_every_solver(solver: str) -> None:
+    problem = alexnet_step()
+    assert len(problem.operators) == 69
+    captured = peak_bytes(problem, captured_order(problem))
+    schedule = order(problem, solver=solver)
+    assert schedule.is_optimal
+    assert schedule.peak_bytes < captured * 0.7
+    assert schedule.solver.status is SolverStatus.OPTIMAL
+    assert schedule.solver.effect is SolverEffect.CONFIRMED
+    assert schedule.solver.gap == 0
+
+
+def test_gurobi_solves_the_mlp() -> None:
+    schedule = order(mlp_step(), solver="gurobi")
+    assert schedule.is_optimal
+    assert schedule.solver.solver == "gurobi"
+    assert schedule.solver.status is SolverStatus.OPTIMAL
+
+
+def test_gurobi_beyond_its_licence_names_cbc() -> None:
+    with pytest.raises(SolverUnavailableError, match=r"too large .* solver='cbc'"):
+        order(crossed(40), solver="gurobi")
+
+
+def crossed(width: int) -> Problem:
+    """Two layers in which every operator of the second reads three of the first: nothing contracts."""
+    operators = [Operator(f"make{i}") for i in range(width)] + [Operator(f"use{i}") for i in range(width)]
+    arrays = [
+        Array(f"a{i}", 50 + 13 * i % 29, i, tuple(sorted({width + (i + k) % width for k in (0, 1, 5)})))
+        for i in range(width)
+    ]
+    end = len(operators)
+    arrays += [Array(f"b{i}", 40 + 11 * i % 37, width + i, (end,)) for i in range(width)]
+    return Problem((*operators, Operator("end")), tuple(arrays))
+
+
+@pytest.mark.parametrize("solver", ["cbc", "highs"])
+def test_a_time_limit_keeps_the_incumbent(solver: str) -> None:
+    problem = crossed(22)
+    greedy = order(problem, solver="none")
+    start = time.monotonic()
+    schedule = order(problem, solver=solver, time_limit=2)
+    assert time.monotonic() - start < 5
+    assert is_executable(problem, schedule.order)
+    assert schedule.peak_bytes <= greedy.peak_bytes
+    assert schedule.lower_bound_bytes >= greedy.lower_bound_bytes
+    assert schedule.solver.status is SolverStatus.TIME_LIMIT_WITH_INCUMBENT
+
+
+def test_auto_runs_no_program_where_the_bound_proves_greedy() -> None:
+    schedule = order(alexnet_step())
+    assert schedule.proved_by == "precedence bound"
+    assert schedule.solver.status is SolverStatus.NOT_RUN
+
+
+@FEW
+@given(problems())
+def test_auto_is_never_worse_than_greedy(problem: Problem) -> None:
+    schedule = order(problem, time_limit=10)
+    assert schedule.peak_bytes == schedule.lower_bound_bytes == smallest_peak(problem)
+
+
+def test_trivial_problems() -> None:
+    assert order(Problem((), ()), solver="none").peak_bytes == 0
+    lonely = Problem((Operator("A", 7), Operator("B")), ())
+    for solver in ("none", "cbc"):
+        schedule = order(lonely, solver=solver)
+        assert schedule.peak_bytes == schedule.lower_bound_bytes == 7
+    assert order(Problem((), ()), solver="cbc").is_optimal
+
+
+def test_files_may_list_operators_in_any_sequence() -> None:
+    problem = Problem((Operator("B"), Operator("A")), (Array("x", 4, 1, (0,)),))
+    assert captured_order(problem) == (1, 0)
+    assert order(problem, solver="none").order == (1, 0)

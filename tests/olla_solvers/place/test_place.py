@@ -1,0 +1,197 @@
+"""Placements: valid, at least as high as their bound, and with a named solver as low as possible."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+
+from olla_solvers.errors import InfeasibleError, ProblemError, SolverUnavailableError
+from olla_solvers.order import order
+from olla_solvers.place import place, spans_of
+from olla_solvers.place.bound import max_live_bytes
+from olla_solvers.place.skyline import RULES, height_bytes, skyline
+from olla_solvers.plan import SolverEffect, SolverStatus, Span
+from olla_solvers.problem import Array, Operator, Problem
+from tests.olla_solvers.graphs import alexnet_step, spans
+
+MANY = settings(max_examples=300, deadline=None, derandomize=True)
+FEW = settings(max_examples=20, deadline=None, derandomize=True)
+
+
+def assert_valid(items: Sequence[Span], offsets: Sequence[int]) -> None:
+    for span, offset in zip(items, offsets, strict=True):
+        assert offset >= 0
+        assert offset % span.alignment == 0
+        assert span.offset in (None, offset)
+    for (one, low), (other, high) in itertools.combinations(zip(items, offsets, strict=True), 2):
+        together = one.lower < other.upper and other.lower < one.upper
+        shared = low < high + other.size_bytes and high < low + one.size_bytes
+        assert not (together and shared and one.size_bytes and other.size_bytes), (one, other)
+
+
+def lowest_height(items: Sequence[Span]) -> int:
+    """The smallest height over all sequences of first-fit placements, which contain a lowest one."""
+    best = None
+    free = [i for i, span in enumerate(items) if span.offset is None and span.size_bytes]
+    fixed = {i: span.offset for i, span in enumerate(items) if span.offset is not None}
+    for sequence in itertools.permutations(free):
+        offsets = dict(fixed)
+        for index in sequence:
+            offsets[index] = _lowest_fit(items, index, offsets)
+        height = max((offset + items[i].size_bytes for i, offset in offsets.items()), default=0)
+        best = height if best is None else min(best, height)
+    return best or 0
+
+
+def _lowest_fit(items: Sequence[Span], index: int, offsets: dict[int, int]) -> int:
+    span = items[index]
+    others = [
+        (offset, offset + items[i].size_bytes)
+        for i, offset in offsets.items()
+        if items[i].size_bytes and items[i].lower < span.upper and span.lower < items[i].upper
+    ]
+    tops = sorted(-(-end // span.alignment) * span.alignment for _, end in others)
+    for offset in [0, *tops]:
+        if all(offset + span.size_bytes <= start or end <= offset for start, end in others):
+            return offset
+    raise AssertionError("the topmost end always fits")
+
+
+@MANY
+@given(spans(12))
+def test_every_skyline_is_valid(items: tuple[Span, ...]) -> None:
+    for rule in RULES.values():
+        offsets = skyline(items, rule)
+        assert_valid(items, offsets)
+        assert height_bytes(items, offsets) >= max_live_bytes(items)
+
+
+@MANY
+@given(spans(10, given=True))
+def test_given_offsets_stay(items: tuple[Span, ...]) -> None:
+    placement = place(items, solver="none")
+    assert_valid(items, placement.offsets)
+    assert placement.lower_bound_bytes <= placement.height_bytes
+
+
+@pytest.mark.parametrize("solver", ["cbc", "highs"])
+def test_the_program_is_as_low_as_any_placement(solver: str) -> None:
+    @FEW
+    @given(spans(5, given=True))
+    def check(items: tuple[Span, ...]) -> None:
+        placement = place(items, solver=solver)
+        assert_valid(items, placement.offsets)
+        assert placement.height_bytes == lowest_height(items)
+        assert placement.solver.status is SolverStatus.OPTIMAL
+        assert placement.solver.bound_bytes == placement.height_bytes
+
+    check()
+
+
+GAP = tuple(
+    Span(f"s{number}", lower, upper, size)
+    for number, (lower, upper, size) in enumerate(
+        [(0, 3, 4), (2, 6, 3), (5, 9, 4), (8, 12, 3), (1, 9, 2), (4, 12, 2), (0, 5, 1), (7, 11, 1)]
+    )
+)
+
+
+@pytest.mark.parametrize("solver", ["cbc", "highs", "gurobi"])
+def test_a_named_solver_really_runs(solver: str) -> None:
+    placement = place(GAP, solver=solver)
+    assert_valid(GAP, placement.offsets)
+    assert placement.solver.solver == solver
+    assert placement.solver.status is SolverStatus.OPTIMAL
+    assert placement.solver.effect in (SolverEffect.CONFIRMED, SolverEffect.IMPROVED)
+    assert placement.solver.variables > len(GAP)
+
+
+def scattered(count: int, seed: int = 11) -> tuple[Span, ...]:
+    draw = random.Random(seed)
+    made = []
+    for number in range(count):
+        lower = draw.randrange(count)
+        made.append(Span(f"s{number}", lower, lower + 1 + draw.randrange(count // 3), draw.randrange(1, 999)))
+    return tuple(made)
+
+
+def test_gurobi_beyond_its_licence_names_cbc() -> None:
+    items = scattered(150)
+    assert place(items, solver="none").height_bytes > max_live_bytes(items)
+    with pytest.raises(SolverUnavailableError, match=r"too large .* solver='cbc'"):
+        place(items, solver="gurobi")
+
+
+def test_a_time_limit_keeps_the_incumbent() -> None:
+    items = scattered(60)
+    start = time.monotonic()
+    placement = place(items, solver="cbc", time_limit=1)
+    assert time.monotonic() - start < 4
+    assert_valid(items, placement.offsets)
+    assert placement.height_bytes <= place(items, solver="none").height_bytes
+
+
+def test_thousands_of_spans_take_less_than_two_seconds() -> None:
+    items = scattered(4500)
+    start = time.perf_counter()
+    skyline(items, RULES["longest lifetime"])
+    assert time.perf_counter() - start < 2
+
+
+def test_time_between_deaths_and_births_is_free() -> None:
+    chain = tuple(Span(f"s{i}", i, i + 1, 10) for i in range(20))
+    placement = place(chain, solver="none")
+    assert set(placement.offsets) == {0}
+    assert placement.proved_by == "live bytes"
+
+
+def test_alignment_is_kept() -> None:
+    items = (Span("a", 0, 4, 10), Span("b", 0, 4, 64, alignment=64), Span("c", 1, 3, 7, alignment=16))
+    assert_valid(items, place(items, solver="none").offsets)
+    assert place(items, solver="cbc").height_bytes == lowest_height(items)
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        ((Span("a", 0, 1, 4), Span("a", 0, 1, 4)), "'a' occurs twice"),
+        ((Span("a", 3, 3, 4),), "empty lifetime"),
+        ((Span("a", 0, 1, -4),), "negative size"),
+        ((Span("a", 0, 1, 4, 0),), "alignment 0"),
+        ((Span("a", 0, 1, 4, 8, 4),), "multiple of its alignment"),
+    ],
+)
+def test_bad_spans_are_refused(items: tuple[Span, ...], words: str) -> None:
+    with pytest.raises(ProblemError, match=words):
+        place(items, solver="none")
+
+
+def test_colliding_given_offsets_are_named() -> None:
+    items = (Span("a", 0, 2, 8, 1, 0), Span("b", 1, 3, 8, 1, 4))
+    with pytest.raises(InfeasibleError, match="'a' and 'b'"):
+        place(items, solver="none")
+
+
+def test_no_spans() -> None:
+    for solver in ("none", "cbc"):
+        assert place((), solver=solver).height_bytes == 0
+
+
+def test_spans_of_an_order_cover_arrays_and_workspaces() -> None:
+    problem = Problem(
+        (Operator("A", 8), Operator("B")),
+        (Array("x", 4, 0, (1,), alignment=4), Array("workspace of A", 2, 1)),
+    )
+    found = {span.name: (span.lower, span.upper, span.size_bytes) for span in spans_of(problem, (0, 1))}
+    assert found == {"x": (0, 2, 4), "workspace of A": (1, 2, 2), "workspace of A'": (0, 1, 8)}
+
+
+def test_alexnet_is_free_of_fragmentation() -> None:
+    problem = alexnet_step()
+    placement = place(spans_of(problem, order(problem, solver="none").order), solver="none")
+    assert placement.height_bytes == placement.lower_bound_bytes
