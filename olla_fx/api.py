@@ -20,7 +20,7 @@ from olla_fx.dataflow import Dataflow, build_dataflow
 from olla_fx.errors import CaptureError
 from olla_fx.plan import Plan
 from olla_fx.rewrite import rewrite
-from olla_fx.run import Executor, PlannedModule
+from olla_fx.run import CompiledStep, Executor, PlannedModule
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import Problem
@@ -70,9 +70,7 @@ def optimize(
     def plan_problem(problem: Problem) -> MemoryPlan:
         return make_plan(problem, solver=solver, time_limit=time_limit)
 
-    def compile_step(
-        wanted: StepRequest,
-    ) -> tuple[CapturedStep, Executor, Callable[[Executor], Plan]]:
+    def compile_step(wanted: StepRequest) -> CompiledStep:
         captured, dataflow, timings = _front(wanted)
         executor = Executor(dataflow, plan_problem(dataflow.problem), captured.inputs, plan_problem)
 
@@ -83,7 +81,7 @@ def optimize(
                 seconds["build"] = build_seconds
             return Plan(current.problem, current.plan, None, seconds)
 
-        return captured, executor, describe
+        return CompiledStep(captured, executor, describe)
 
     return PlannedModule(request, compile_step)
 

@@ -159,9 +159,9 @@ class _Builder:
                 self._new_storage(key, node.name, leaf, None)
         elif node.op == "output":
             for argument in node.all_input_nodes:
-                for key in storages_of(argument.meta.get("val")):
-                    if key is not None:
-                        self.storages[key].is_output = True
+                for returned in storages_of(argument.meta.get("val")):
+                    if returned is not None:
+                        self.storages[returned].is_output = True
         elif is_free(node):
             self.number_sources[node] = self._numbers_of(node)
         else:
@@ -184,10 +184,12 @@ class _Builder:
         self.before.update((source, index) for source in self._numbers_of(node))
         written = {key for each in written_arguments(node) for key in storages_of(each.meta.get("val"))}
         read = {key for each in node.all_input_nodes for key in storages_of(each.meta.get("val"))}
-        for key in read - written - {None}:
-            self._read(self.storages[key], index)  # type: ignore[index]
-        for key in written - {None}:
-            self._write(self.storages[key], index)  # type: ignore[index]
+        for key in read - written:
+            if key is not None:
+                self._read(self.storages[key], index)
+        for key in written:
+            if key is not None:
+                self._write(self.storages[key], index)
         self._chain_random(node, index)
         self._add_results(node, index)
         self.number_sources[node] = frozenset({index})

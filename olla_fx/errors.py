@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from olla_solvers.errors import OllaError
 
+__all__ = [
+    "CaptureError",
+    "ModelLookupError",
+    "OllaError",
+    "StepInputError",
+    "StepModeError",
+    "UnsupportedOptimizerError",
+]
+
 
 class CaptureError(OllaError):
     """The model's step cannot be captured as one graph: says which part of the model and why."""

@@ -31,7 +31,11 @@ DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...] = (
 )
 """What fake tensors raise when Python asks for a value that only real data could give."""
 
+UNINITIALIZED = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
+"""What lazy modules hold before their first call."""
+
 _patching = threading.RLock()
+_TENSORIFY = "tensorify_python_scalars"
 
 
 def warn_if_newer_than_tested() -> None:
@@ -62,12 +66,12 @@ def _scalars_left_as_python_numbers() -> Iterator[None]:
     float32 on the way, which is not what eager computes.
     """
     with _patching:
-        original = _graph_compile.tensorify_python_scalars
-        _graph_compile.tensorify_python_scalars = lambda *_: None
+        original = getattr(_graph_compile, _TENSORIFY)
+        setattr(_graph_compile, _TENSORIFY, lambda *_: None)
         try:
             yield
         finally:
-            _graph_compile.tensorify_python_scalars = original
+            setattr(_graph_compile, _TENSORIFY, original)
 
 
 def trace_functional(
@@ -89,9 +93,9 @@ def trace_functional(
     """
     graphs: list[fx.GraphModule] = []
 
-    def keep(graph_module: fx.GraphModule, _: Sequence[Any]) -> fx.GraphModule:
-        graphs.append(graph_module)
-        return graph_module
+    def keep(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule:
+        graphs.append(gm)
+        return gm
 
     traced = _aot_autograd.aot_function(
         function,
@@ -111,7 +115,8 @@ def assume_sign(number: Any, *, positive: bool) -> None:
 
 def optimizer_step_function(optimizer_type: type[torch.optim.Optimizer]) -> Callable[..., Any]:
     """``step`` of an optimizer class without profiler, hook and scheduler wrappers."""
-    return inspect.unwrap(optimizer_type.step)
+    step: Callable[..., Any] = inspect.unwrap(optimizer_type.step)
+    return step
 
 
 def initialize_optimizer_state(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:

@@ -91,7 +91,7 @@ class FakeStep:
             if self.request.loss_fn is None:
                 raise ValueError("a training step needs loss_fn")
             loss = self.request.loss_fn(self._shadow.model(*inputs), target)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             return loss.detach()
 
     def _update(self) -> None:

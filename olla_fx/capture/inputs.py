@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from olla_fx import torch_compat
 from olla_fx.errors import CaptureError
-from olla_fx.torch_compat import storage_key
 
 
 class Role(enum.StrEnum):
@@ -108,9 +108,9 @@ class TensorSlot:
     def table(self, module: nn.Module) -> dict[str, Any]:
         """The dictionary of ``module`` (the one at ``owner``) in which the tensor is kept."""
         if self.role is Role.PARAMETER:
-            return module._parameters  # type: ignore[return-value]
+            return module._parameters
         if self.role is Role.BUFFER:
-            return module._buffers  # type: ignore[return-value]
+            return module._buffers
         return module.__dict__
 
 
@@ -140,7 +140,7 @@ def _slots_of(model: nn.Module, role: Role) -> Iterator[tuple[TensorSlot, torch.
         for key, tensor in probe.table(module).items():
             if isinstance(tensor, torch.Tensor):
                 name = f"{owner}.{key}" if owner else key
-                if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+                if isinstance(tensor, torch_compat.UNINITIALIZED):
                     raise CaptureError(
                         f"{name} is not initialised yet (a lazy module): call the model once on data, "
                         "then plan it"
@@ -151,7 +151,7 @@ def _slots_of(model: nn.Module, role: Role) -> Iterator[tuple[TensorSlot, torch.
 def _refuse_shared_storage(name: str, tensor: torch.Tensor, storages: dict[int, str]) -> None:
     if tensor.is_meta or tensor.numel() == 0:
         return
-    first = storages.setdefault(storage_key(tensor), name)
+    first = storages.setdefault(torch_compat.storage_key(tensor), name)
     if first != name:
         raise CaptureError(
             f"{first} and {name} are different tensors in one storage; a captured step cannot follow "

@@ -2,6 +2,6 @@
 
 from olla_fx.run.executor import Binding, Executor, RunCounts
 from olla_fx.run.lookup import StepLookup
-from olla_fx.run.module import PlannedModule
+from olla_fx.run.module import CompiledStep, PlannedModule
 
-__all__ = ["Binding", "Executor", "PlannedModule", "RunCounts", "StepLookup"]
+__all__ = ["Binding", "CompiledStep", "Executor", "PlannedModule", "RunCounts", "StepLookup"]

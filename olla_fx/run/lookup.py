@@ -100,14 +100,14 @@ class StepLookup:
                 f"this step was planned for the constants {self._captured.constants!r} and was called with "
                 f"{constants!r}; plan again for the new ones"
             )
-        for index, (tensor, planned) in enumerate(zip(tensors, self._examples, strict=True)):
-            if planned is not None and not planned.fits(tensor):
+        for index, (tensor, wanted) in enumerate(zip(tensors, self._examples, strict=True)):
+            if wanted is not None and not wanted.fits(tensor):
                 given = TensorSpec.of(tensor)
                 detail = (
-                    "" if str(given) != str(planned) else f" (strides {given.stride}, not {planned.stride})"
+                    "" if str(given) != str(wanted) else f" (strides {given.stride}, not {wanted.stride})"
                 )
                 raise StepInputError(
-                    f"input {index} is {given}, but this step was planned for {planned}{detail}. Call "
+                    f"input {index} is {given}, but this step was planned for {wanted}{detail}. Call "
                     "olla_fx.optimize again with an example of the new kind"
                 )
         return tensors

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +24,23 @@ from olla_fx.run.lookup import StepLookup
 
 logger = logging.getLogger(__name__)
 
-Compile = Callable[[StepRequest], tuple[CapturedStep, Executor, Callable[[Executor], Plan]]]
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """One planned step.
+
+    Attributes:
+        captured: what was captured.
+        executor: runs it.
+        describe: the executor's present plan as its user sees it.
+    """
+
+    captured: CapturedStep
+    executor: Executor
+    describe: Callable[[Executor], Plan]
+
+
+Compile = Callable[[StepRequest], CompiledStep]
 
 
 class PlannedModule(nn.Module):
@@ -32,6 +49,11 @@ class PlannedModule(nn.Module):
     Attributes:
         replans: how often the step was planned again because model or optimizer changed.
     """
+
+    _model: nn.Module
+    _request: StepRequest
+    _step: CompiledStep
+    _lookup: StepLookup
 
     def __init__(self, request: StepRequest, compile_step: Compile) -> None:
         """Plan the step; runs nothing on real data.
@@ -47,16 +69,17 @@ class PlannedModule(nn.Module):
         self._parameters = model._parameters
         self._buffers = model._buffers
         self.training = model.training
+        # Not as a child module: that would change the keys of state_dict.
         object.__setattr__(self, "_model", model)
-        object.__setattr__(self, "_request", request)
-        object.__setattr__(self, "_compile", compile_step)
+        self._request = request
+        self._compile = compile_step
         self._lock = threading.RLock()
         self.replans = 0
         self._plan_step(request)
 
     def _plan_step(self, request: StepRequest) -> None:
-        self._captured, self._executor, self._describe = self._compile(request)
-        self._lookup = StepLookup(self._captured, self._model, request.optimizer)
+        self._step = self._compile(request)
+        self._lookup = StepLookup(self._step.captured, self._model, request.optimizer)
 
     def forward(self, *inputs: Any) -> Any:
         """Run one step.
@@ -80,44 +103,44 @@ class PlannedModule(nn.Module):
                 self._plan_step(self._request_for(inputs))
                 self.replans += 1
             examples = self._lookup.check_inputs(inputs)
-            results = self._executor.run(self._lookup.gather(examples))
+            results = self._step.executor.run(self._lookup.gather(examples))
             self._note_step()
-            return self._captured.outputs.rebuild(results)
+            return self._step.captured.outputs.rebuild(results)
 
     def _request_for(self, inputs: tuple[Any, ...]) -> StepRequest:
-        old: StepRequest = self._request
+        old = self._request
         return StepRequest(old.model, inputs, old.mode, old.loss_fn, old.optimizer, old.return_outputs)
 
     def _note_step(self) -> None:
         optimizer = self._request.optimizer
-        if self._captured.mode is Mode.TRAINING and optimizer is not None:
+        if self._step.captured.mode is Mode.TRAINING and optimizer is not None:
             torch_compat.note_optimizer_stepped(optimizer)
             torch_compat.run_optimizer_post_hooks(optimizer)
 
     @property
     def plan(self) -> Plan:
         """The plan in force: with workspaces from the second call on."""
-        return self._describe(self._executor)
+        return self._step.describe(self._step.executor)
 
     @property
     def graph_module(self) -> fx.GraphModule:
         """The reordered graph in force; print its ``code`` to read it."""
-        return self._executor.graph_module
+        return self._step.executor.graph_module
 
     @property
     def binding(self) -> Binding:
         """Whether arrays live in the buffer or with the stock allocator."""
-        return self._executor.binding
+        return self._step.executor.binding
 
     @property
     def counts(self) -> RunCounts:
         """Allocation requests of the last call."""
-        return self._executor.counts
+        return self._step.executor.counts
 
     @property
     def outside_log(self) -> tuple[str, ...]:
         """The last call's unexpected requests, for finding out why one was not served."""
-        return self._executor.outside_log
+        return self._step.executor.outside_log
 
     def poison(self, byte: int = 0xFF) -> None:
         """Overwrite the buffer between two calls; the next call must not notice.
@@ -125,7 +148,7 @@ class PlannedModule(nn.Module):
         Args:
             byte: what every byte becomes.
         """
-        self._executor.poison(byte)
+        self._step.executor.poison(byte)
 
     def report(self) -> StepReport:
         """What the plan saves and how the last call was served, as a table when printed."""
@@ -138,7 +161,7 @@ class PlannedModule(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PlannedModule:
-        self._model._apply(fn, recurse)
+        self._model._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:

@@ -198,9 +198,9 @@ def problem_with_workspaces(problem: Problem, record: StepRecord, alignment_byte
         for operator in problem.operators
     )
     arrays: list[Array] = []
-    for index, array in enumerate(problem.arrays):
-        size_bytes = max(array.size_bytes, requested.get(index, 0))
-        arrays.append(dataclasses.replace(array, size_bytes=size_bytes))
+    for index, planned in enumerate(problem.arrays):
+        size_bytes = max(planned.size_bytes, requested.get(index, 0))
+        arrays.append(dataclasses.replace(planned, size_bytes=size_bytes))
     return Problem(operators, tuple(arrays), problem.before)
 
 
