@@ -16,7 +16,7 @@ from olla_solvers.analysis import peak_bytes
 from olla_solvers.errors import SolverUnavailableError
 from olla_solvers.order.contract import Contracted, contract
 from olla_solvers.order.flow import FlowGraph, flow_of
-from olla_solvers.order.greedy import Found, best_order
+from olla_solvers.order.greedy import Found, best_order, best_piece_order
 from olla_solvers.order.ilp import variables_needed
 from olla_solvers.order.refine import Refined, refine
 from olla_solvers.order.split import Piece, split
@@ -95,7 +95,7 @@ def _parts(flow: FlowGraph, bound: Bytes, deadline: float) -> _Parts:
     if not pieces:
         # All operators run first or last; the costliest of them stands for the graph in the program.
         pieces = (Piece(FlowGraph((contracted.floor_bytes,), (), ((),)), (None,)),)
-    known = tuple(best_order(piece.flow, bound, deadline) for piece in pieces)
+    known = tuple(best_piece_order(piece.flow, bound, deadline) for piece in pieces)
     return _Parts(contracted, pieces, known)
 
 

@@ -18,7 +18,7 @@ class Frontier:
     Attributes:
         live_bytes: bytes alive between the operators done and the others.
         net_bytes: for each operator what running it now would add to ``live_bytes``.
-        ready: operators whose predecessors in this direction are done.
+        ready: operators that could run at the start.
     """
 
     def __init__(self, flow: FlowGraph, *, backwards: bool = False) -> None:
@@ -41,6 +41,14 @@ class Frontier:
                     self.net_bytes[operator] += array.size_bytes
                 elif len(array.consumers) == 1:
                     self.net_bytes[operator] -= array.size_bytes
+
+    def copy(self) -> Frontier:
+        """A state that goes on from here by itself; its ``ready`` stays the start's."""
+        other = Frontier.__new__(Frontier)
+        other._flow, other._backwards, other._after = self._flow, self._backwards, self._after
+        other._done, other._open, other._missing = self._done[:], self._open[:], self._missing[:]
+        other.live_bytes, other.ready, other.net_bytes = self.live_bytes, self.ready, self.net_bytes[:]
+        return other
 
     def cost(self, operator: OperatorIndex) -> Bytes:
         """Bytes needed while this operator runs next."""

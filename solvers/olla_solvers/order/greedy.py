@@ -9,13 +9,16 @@ No rule is best on every graph: each is tried, and stops once it is not better t
 from __future__ import annotations
 
 import heapq
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from olla_solvers.order.exchange import exchange
 from olla_solvers.order.flow import FlowGraph
 from olla_solvers.order.frontier import Frontier
+from olla_solvers.order.lookahead import EFFORTS, lookahead_schedule
 from olla_solvers.problem import Bytes, OperatorIndex
 
 Rule = Callable[[FlowGraph, Frontier, OperatorIndex, int], tuple[int, ...]]
@@ -93,6 +96,32 @@ def best_order(flow: FlowGraph, bound_bytes: Bytes, deadline: float) -> Found:
         if order is not None:
             best = Found(order, flow.peak_bytes(order), f"greedy:{name}")
     return best
+
+
+def best_piece_order(flow: FlowGraph, bound_bytes: Bytes, deadline: float) -> Found:
+    """The best order of all rules, of looking ahead, and of exchanges; dearer, for contracted graphs.
+
+    Args:
+        flow: the graph.
+        bound_bytes: stop at an order that needs no more.
+        deadline: ``time.monotonic()`` at which to stop trying.
+
+    Returns:
+        The best order; never worse than :func:`best_order`'s.
+    """
+    best = best_order(flow, bound_bytes, deadline)
+    for effort, free, backwards in itertools.product(EFFORTS, (0, bound_bytes), (False, True)):
+        if best.peak_bytes <= bound_bytes or time.monotonic() > deadline:
+            break
+        order = lookahead_schedule(
+            flow, effort, backwards=backwards, free_bytes=free, below_bytes=best.peak_bytes
+        )
+        if order is not None:
+            name = "greedy:lookahead" + (", backwards" if backwards else "")
+            best = Found(order, flow.peak_bytes(order), name)
+    order = exchange(flow, best.order, bound_bytes, deadline)
+    peak = flow.peak_bytes(order)
+    return Found(order, peak, f"{best.rule}, exchanged") if peak < best.peak_bytes else best
 
 
 def list_schedule(
