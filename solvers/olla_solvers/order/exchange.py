@@ -8,43 +8,76 @@ run before it. Every such move is tried and the one with the lowest peak taken, 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from olla_solvers.order.flow import FlowGraph
 from olla_solvers.problem import Bytes, OperatorIndex
 
-MOST_TRIALS = 400_000
-"""Operators that may be passed over in trials: what bounds the time spent on a graph."""
+MOST_STEPS = 600_000
+"""Operators that may be passed over in all trials: what bounds the time spent on a graph."""
 
 
 def exchange(
-    flow: FlowGraph, order: Sequence[OperatorIndex], bound_bytes: Bytes, deadline: float
+    flow: FlowGraph,
+    starts: Iterable[Sequence[OperatorIndex]],
+    bound_bytes: Bytes,
+    deadline: float,
 ) -> tuple[OperatorIndex, ...]:
-    """Move operators until no move helps.
+    """Move operators, from several orders, until no move helps.
 
     Args:
         flow: the graph.
-        order: where to start.
+        starts: orders to start from, the most promising first; at least one.
         bound_bytes: stop at an order that needs no more.
         deadline: ``time.monotonic()`` at which to stop.
 
     Returns:
-        An order with at most the same peak.
+        The best order met; at most the peak of the best start tried.
     """
-    best, trials = tuple(order), 0
-    peak = flow.peak_bytes(best)
-    while peak > bound_bytes and trials < MOST_TRIALS and time.monotonic() < deadline:
-        improved = False
-        for neighbour in list(_neighbours(flow, best)):
-            trials += flow.count
-            cost = flow.peak_bytes(neighbour)
-            if cost < peak:
-                best, peak, improved = neighbour, cost, True
-            if trials >= MOST_TRIALS:
-                break
-        if not improved:
+    best: tuple[OperatorIndex, ...] | None = None
+    peak, steps = 0, MOST_STEPS
+    for start in starts:
+        order, steps = _descend(flow, tuple(start), bound_bytes, steps, deadline)
+        reached = flow.peak_bytes(order)
+        if best is None or reached < peak:
+            best, peak = order, reached
+        if peak <= bound_bytes or steps <= 0 or time.monotonic() > deadline:
             break
-    return best
+    return best or ()
+
+
+def _descend(
+    flow: FlowGraph, order: tuple[OperatorIndex, ...], bound_bytes: Bytes, steps: int, deadline: float
+) -> tuple[tuple[OperatorIndex, ...], int]:
+    """The best order reached from one start, and the steps that are left."""
+    peak = flow.peak_bytes(order)
+    improved = True
+    while improved and peak > bound_bytes:
+        improved = False
+        for neighbour in _neighbours(flow, order):
+            cost, passed = _peak_below(flow, neighbour, peak)
+            steps -= passed
+            if cost is not None:
+                order, peak, improved = neighbour, cost, True
+            if steps <= 0 or time.monotonic() > deadline:
+                return order, steps
+    return order, steps
+
+
+def _peak_below(flow: FlowGraph, order: Sequence[OperatorIndex], limit: Bytes) -> tuple[Bytes | None, int]:
+    """An order's peak, or None where it reaches the limit; and the operators passed over to find out."""
+    unread = [len(array.consumers) for array in flow.arrays]
+    live = peak = 0
+    for passed, operator in enumerate(order, start=1):
+        peak = max(peak, live + flow.rise_bytes[operator])
+        if peak >= limit:
+            return None, passed
+        live += flow.made_bytes[operator]
+        for index in flow.inputs[operator]:
+            unread[index] -= 1
+            if unread[index] == 0:
+                live -= flow.arrays[index].size_bytes
+    return peak, len(order)
 
 
 def _neighbours(flow: FlowGraph, order: tuple[OperatorIndex, ...]) -> Iterator[tuple[OperatorIndex, ...]]:

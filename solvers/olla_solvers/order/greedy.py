@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -119,9 +119,18 @@ def best_piece_order(flow: FlowGraph, bound_bytes: Bytes, deadline: float) -> Fo
         if order is not None:
             name = "greedy:lookahead" + (", backwards" if backwards else "")
             best = Found(order, flow.peak_bytes(order), name)
-    order = exchange(flow, best.order, bound_bytes, deadline)
+    order = exchange(flow, _starts(flow, best), bound_bytes, deadline)
     peak = flow.peak_bytes(order)
     return Found(order, peak, f"{best.rule}, exchanged") if peak < best.peak_bytes else best
+
+
+def _starts(flow: FlowGraph, best: Found) -> Iterator[tuple[OperatorIndex, ...]]:
+    """Orders to exchange operators in: a poor order of another kind often leads further than the best."""
+    yield best.order
+    for rule, backwards in RULES.values():
+        order = list_schedule(flow, rule, backwards=backwards)
+        if order is not None:
+            yield order
 
 
 def list_schedule(
