@@ -258,7 +258,8 @@ def _array(storage: _Storage, alignment_bytes: int) -> Array:
         kind = ArrayKind.OUTPUT
     users = [user for user in storage.users if user != storage.producer]
     size_bytes = rounded(storage.size_bytes, alignment_bytes)
-    return Array(storage.name, size_bytes, storage.producer, tuple(sorted(users)), kind)
+    alignment = alignment_bytes if kind is ArrayKind.PLANNED else 1
+    return Array(storage.name, size_bytes, storage.producer, tuple(sorted(users)), kind, alignment)
 
 
 def free_nodes_before(
