@@ -1,0 +1,255 @@
+"""One buffer in main memory, and the program by which a step's requests are served from it.
+
+This is OLLA §3.5 on the CPU allocator: inside a region, the requests of the thread that entered it get the
+addresses that were planned; a request that was not planned goes to PyTorch's own allocator and is counted.
+Recording follows "Profile-guided memory optimization" §4.1, interrupting §4.3.
+
+Requests of zero bytes are invisible here: they are neither counted nor recorded and have no ordinal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from olla_fx.arena.build import NativeModule, native_module
+
+ALIGNMENT_BYTES = 64
+"""PyTorch's kernels and oneDNN rely on blocks that start at multiples of this."""
+
+_OUTSIDE_ON_PURPOSE = -1  # kOutsideOnPurpose of cursor.h
+
+
+class ArenaBusyError(RuntimeError):
+    """A region cannot be entered because it, or another one on this thread, is being run."""
+
+
+class ArenaUnavailableError(RuntimeError):
+    """There is no native allocator in this process: it could not be built, or is disabled."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """A request that is expected of an operator.
+
+    Attributes:
+        operator: position in the emitted order.
+        ordinal: which of this operator's requests on the planning thread, from 0.
+        size_bytes: exactly what is requested, not rounded up.
+        offset: place in the buffer; None: outside on purpose (an output).
+    """
+
+    operator: int
+    ordinal: int
+    size_bytes: int
+    offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRequest:
+    """A request that the planning thread made in a recorded run.
+
+    Times are readings of one clock that every recorded request and free advances.
+
+    Attributes:
+        operator: the operator that was running; -1 before the first.
+        ordinal: which of this operator's requests, from 0.
+        size_bytes: exactly what was requested.
+        address: where the block was put.
+        allocated_at: time of the request.
+        freed_at: time of the free; None: still alive when the run ended.
+        freed_in_operator: the operator that was running when the block was freed.
+        freed_by_other_thread: freed by another thread, at an uncertain point of that operator, then.
+        served: came from the buffer.
+    """
+
+    operator: int
+    ordinal: int
+    size_bytes: int
+    address: int
+    allocated_at: int
+    freed_at: int | None
+    freed_in_operator: int | None
+    freed_by_other_thread: bool
+    served: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What became of the requests of one run.
+
+    Attributes:
+        served: requests that got their planned place.
+        served_bytes: bytes they asked for.
+        outputs: requests that were left to the stock allocator on purpose.
+        outside: requests that did not match the program, left to the stock allocator.
+        outside_bytes: bytes they asked for.
+        requests_on_worker_threads: requests of all threads that are in no region, while this one ran.
+    """
+
+    served: int
+    served_bytes: int
+    outputs: int
+    outside: int
+    outside_bytes: int
+    requests_on_worker_threads: int
+
+
+class CpuArena:
+    """One buffer and one program.
+
+    Attributes:
+        begin_operator: tells the region of the calling thread which operator runs next; does nothing
+            outside of regions and while interrupted. One C function, the same in every arena.
+        buffer_bytes: size of the buffer.
+        buffer_address: where it begins; 0 if it is empty.
+
+    Raises:
+        ArenaUnavailableError: without the native allocator; ask :func:`available` first.
+        ValueError: if a request is not planned inside the buffer, is misaligned, or planned twice.
+        MemoryError: if the buffer cannot be allocated.
+    """
+
+    begin_operator: Callable[[int], None]
+
+    def __init__(self, buffer_bytes: int, operator_count: int, requests: Sequence[PlannedRequest]) -> None:
+        """Allocate the buffer."""
+        _check_program(buffer_bytes, operator_count, requests)
+        native = _require_native()
+        rows = [
+            (
+                each.operator,
+                each.ordinal,
+                each.size_bytes,
+                _OUTSIDE_ON_PURPOSE if each.offset is None else each.offset,
+            )
+            for each in requests
+        ]
+        self._arena = native.Arena(buffer_bytes, operator_count, rows)
+        self.begin_operator = native.begin_operator
+        self.buffer_bytes = buffer_bytes
+        self.buffer_address = self._arena.address
+
+    @contextlib.contextmanager
+    def region(self, *, record: bool = False, loose: bool = False) -> Iterator[CpuArena]:
+        """Serve this thread's requests from the buffer while the context lasts.
+
+        Args:
+            record: keep what is requested and freed, for :meth:`recording`.
+            loose: for a program whose ordinals are a guess. A request takes any expected request of its
+                operator and size, and never a place where a block that was served this way is still alive;
+                so no order of requests and no lifetime can harm an answer. Slower.
+
+        Raises:
+            ArenaBusyError: if this arena is being run, or this thread runs in another one.
+        """
+        if not self._arena.enter(record, loose):
+            raise ArenaBusyError(
+                "this arena is already running a step, and its buffer can hold only one"
+                if self._arena.is_busy
+                else "this thread is already running a step in another arena"
+            )
+        try:
+            yield self
+        finally:
+            if not self._arena.exit():
+                raise RuntimeError("a region must be left by the thread that entered it")
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether :meth:`region` would refuse this thread now."""
+        return self._arena.is_busy or _require_native().in_region()
+
+    def counters(self) -> Counters:
+        """Counts of the last run, or of the one under way."""
+        return Counters(*self._arena.counters())
+
+    def recording(self) -> tuple[RecordedRequest, ...]:
+        """The requests of the last run, in order; empty if it was not recorded or has not ended."""
+        return tuple(RecordedRequest(*row) for row in self._arena.recording())
+
+    def outside_log(self) -> tuple[tuple[int, int, int], ...]:
+        """(operator, ordinal, bytes) of the first 256 requests of the last run that were not planned."""
+        return tuple(self._arena.outside_log())
+
+    def poison(self, byte: int = 0xFF) -> None:
+        """Fill the buffer, to show who reads what he did not write. 0xFF makes NaNs of floats."""
+        self._arena.poison(byte)
+
+    def contains(self, address: int) -> bool:
+        """Whether an address lies in the buffer."""
+        return self.buffer_address <= address < self.buffer_address + self.buffer_bytes
+
+    @property
+    def outstanding_blocks(self) -> int:
+        """Blocks that were served, in any run, and are not freed; they keep the buffer's memory."""
+        return self._arena.outstanding
+
+
+def available() -> bool:
+    """Whether the native allocator can be used; builds it on the first call."""
+    return native_module() is not None
+
+
+def begin_operator_function() -> Callable[[int], None]:
+    """What emitted code calls before each operator: the native function, or one that does nothing."""
+    native = native_module()
+    return _begin_nothing if native is None else native.begin_operator
+
+
+def in_region() -> bool:
+    """Whether the calling thread is in a region of any arena."""
+    native = native_module()
+    return native is not None and native.in_region()
+
+
+@contextlib.contextmanager
+def interrupted() -> Iterator[None]:
+    """Leave this thread's requests to the stock allocator while the context lasts.
+
+    They are not counted, not recorded, and do not move the ordinal; ``begin_operator`` does nothing
+    meanwhile, so that another planned step may run in here. May be nested; does nothing outside of regions.
+    """
+    native = native_module()
+    if native is None:
+        yield
+        return
+    native.interrupt()
+    try:
+        yield
+    finally:
+        native.resume()
+
+
+def _begin_nothing(operator: int) -> None:
+    """Stands in for the native function where there is none."""
+
+
+def _require_native() -> NativeModule:
+    native = native_module()
+    if native is None:
+        raise ArenaUnavailableError("there is no native allocator: it could not be built, or is disabled")
+    return native
+
+
+def _check_program(buffer_bytes: int, operator_count: int, requests: Sequence[PlannedRequest]) -> None:
+    if buffer_bytes < 0 or operator_count < 0:
+        raise ValueError(f"a buffer of {buffer_bytes} B for {operator_count} operators cannot be")
+    seen: set[tuple[int, int]] = set()
+    for each in requests:
+        where = f"request {each.ordinal} of operator {each.operator}"
+        if not 0 <= each.operator < operator_count or each.ordinal < 0:
+            raise ValueError(f"{where} does not exist: there are {operator_count} operators")
+        if (each.operator, each.ordinal) in seen:
+            raise ValueError(f"{where} is planned twice")
+        seen.add((each.operator, each.ordinal))
+        if each.size_bytes <= 0:
+            raise ValueError(f"{where} is of {each.size_bytes} B; only requests of a byte or more are seen")
+        if each.offset is None:
+            continue
+        if each.offset < 0 or each.offset + each.size_bytes > buffer_bytes:
+            end = each.offset + each.size_bytes
+            raise ValueError(f"{where}, at [{each.offset}, {end}), is not inside the {buffer_bytes} B buffer")
+        if each.offset % ALIGNMENT_BYTES:
+            raise ValueError(f"{where}: offset {each.offset} is no multiple of {ALIGNMENT_BYTES}")
