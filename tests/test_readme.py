@@ -1,0 +1,49 @@
+"""What the README and the documents show must run as it stands there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from olla_fx import cli
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/solvers.md")}
+GRAPH = re.findall(r"```json\n(.*?)```", DOCUMENTS["docs/solvers.md"], re.DOTALL)[0]
+COMMANDS = [
+    line
+    for text in DOCUMENTS.values()
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    for line in block.splitlines()
+    if line.startswith("olla-fx ")
+]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_python_blocks_run_one_after_the_other(document: str) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", DOCUMENTS[document], re.DOTALL)
+    assert blocks
+    names: dict[str, object] = {"__name__": "document"}
+    for block in blocks:
+        exec(compile(block, document, "exec"), names)
+
+
+def test_there_are_commands() -> None:
+    assert len(COMMANDS) >= 3
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "graph.json").write_text(GRAPH, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    _, *arguments = shlex.split(command, comments=True)
+    assert cli.main(arguments) == 0
+
+
+def test_relative_links_lead_somewhere() -> None:
+    for name, text in DOCUMENTS.items():
+        for link in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert ((ROOT / name).parent / link).exists(), f"{name}: {link}"
