@@ -92,6 +92,12 @@ def test_inference_needs_less_than_training(tmp_path: Path) -> None:
     assert inference["static_bytes"] <= training["static_bytes"]
 
 
+@pytest.mark.parametrize("name", ["transformers:gpt2", "transformers:llama", "transformers:xlm-roberta"])
+def test_text_models_are_planned(tmp_path: Path, name: str) -> None:
+    result = plan_json(tmp_path, "--model", name, "--batch-size", "2", "--tokens", "8", "--solver", "none")
+    assert 0 < result["peak_bytes"] < result["baseline"]["live_peak_bytes"]
+
+
 def test_a_batch_that_would_not_fit_is_planned(tmp_path: Path) -> None:
     result = plan_json(tmp_path, "--model", "torchvision:alexnet", "--batch-size", "1000000", "--no-baseline")
     assert result["peak_bytes"] > 2**40
