@@ -40,6 +40,7 @@ class Dataflow:
             that is no tensor or lives in another operator's storage.
         storage_bytes: each array's size before rounding.
         alignment_bytes: what sizes are rounded up to.
+        device: where the graph runs.
     """
 
     graph_module: fx.GraphModule
@@ -48,6 +49,7 @@ class Dataflow:
     produced: tuple[tuple[int | None, ...], ...]
     storage_bytes: tuple[int, ...]
     alignment_bytes: int
+    device: torch.device
 
 
 def alignment_of(device: torch.device) -> int:
@@ -74,7 +76,7 @@ def build_dataflow(graph_module: fx.GraphModule, device: torch.device) -> Datafl
     Raises:
         CaptureError: when the graph holds a construct whose memory is unknown.
     """
-    builder = _Builder(graph_module, alignment_of(device))
+    builder = _Builder(graph_module, device)
     for node in graph_module.graph.nodes:
         builder.add(node)
     return builder.finish()
@@ -143,9 +145,10 @@ class _Storage:
 class _Builder:
     """Walks a graph once, in captured order."""
 
-    def __init__(self, graph_module: fx.GraphModule, alignment_bytes: int) -> None:
+    def __init__(self, graph_module: fx.GraphModule, device: torch.device) -> None:
         self.graph_module = graph_module
-        self.alignment_bytes = alignment_bytes
+        self.device = device
+        self.alignment_bytes = alignment_of(device)
         self.operators: list[fx.Node] = []
         self.results: list[list[int | None]] = []
         self.storages: dict[int, _Storage] = {}
@@ -245,6 +248,7 @@ class _Builder:
             produced,
             tuple(storage.size_bytes for storage in self.storages.values()),
             self.alignment_bytes,
+            self.device,
         )
 
 

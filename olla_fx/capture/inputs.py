@@ -136,6 +136,8 @@ def tensor_slots(model: nn.Module) -> list[list[TensorSlot]]:
 
 def _slots_of(model: nn.Module, role: Role) -> Iterator[tuple[TensorSlot, torch.Tensor]]:
     for owner, module in model.named_modules():
+        if role is Role.ATTRIBUTE and torch_compat.module_hooks(module):
+            continue  # weight_norm and spectral_norm recompute such a tensor in their hook at every call
         probe = TensorSlot(role, "", owner, "")
         for key, tensor in probe.table(module).items():
             if isinstance(tensor, torch.Tensor):

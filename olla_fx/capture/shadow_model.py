@@ -18,8 +18,9 @@ from olla_fx import torch_compat
 from olla_fx.capture.inputs import TensorSlot
 from olla_fx.errors import CaptureError
 
+_DEEPEST = 4
 _PLAIN = (int, float, bool, str, bytes, type(None))
-_MODULE_TABLES = frozenset(nn.Module().__dict__)
+_MODULE_TABLES = frozenset(nn.Module().__dict__) | {"_flat_weights"}
 
 
 class ShadowModel:
@@ -38,6 +39,12 @@ class ShadowModel:
         _refuse_hooks(model)
         originals = dict(model.named_modules())
         tensors = [slot.table(originals[slot.owner])[slot.key] for places in slots for slot in places]
+        tensors += [
+            value
+            for module in originals.values()
+            for value in module.__dict__.values()
+            if isinstance(value, torch.Tensor)
+        ]
         try:
             self.model = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
         except Exception as error:
@@ -53,6 +60,10 @@ class ShadowModel:
         for places, tensor in zip(self._slots, tensors, strict=True):
             for slot in places:
                 slot.table(self._modules[slot.owner])[slot.key] = tensor
+        for module in self._modules.values():
+            if isinstance(module, nn.RNNBase):
+                # Recurrent modules keep their parameters in a list, too.
+                module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
 
     def attributes(self) -> dict[str, object]:
         """A comparable picture of all Python attributes and loose tensors of the copy."""
@@ -85,14 +96,20 @@ def refuse_side_effects(before: Mapping[str, object], after: Mapping[str, object
         )
 
 
-def _picture_of(value: object) -> object:
+def _picture_of(value: object, depth: int = 0) -> object:
+    """A value that differs when the object was changed; objects are looked into a few levels deep."""
     if isinstance(value, _PLAIN):
         return value
-    if isinstance(value, list | dict | set):
-        return type(value).__name__, len(value)
     if isinstance(value, torch.Tensor):
-        return "tensor", id(value)
-    return type(value).__name__
+        return "tensor", id(value), value._version
+    if depth == _DEEPEST or isinstance(value, nn.Module | type) or callable(value):
+        return type(value).__name__
+    if isinstance(value, Mapping):
+        return [(str(key), _picture_of(each, depth + 1)) for key, each in value.items()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return type(value).__name__, [_picture_of(each, depth + 1) for each in value]
+    fields = getattr(value, "__dict__", None)
+    return type(value).__name__, _picture_of(fields, depth + 1) if fields else None
 
 
 def _refuse_hooks(model: nn.Module) -> None:

@@ -59,6 +59,7 @@ def capture(request: StepRequest) -> CapturedStep:
         state_keys={name: tuple(values) for name, values in tracing.state.items()},
         module_training={name: module.training for name, module in request.model.named_modules()},
         device=tracing.device,
+        autocast=torch_compat.autocast_state(tracing.device),
         seconds=time.perf_counter() - started,
     )
 
@@ -70,7 +71,49 @@ def _trace(request: StepRequest, unused: frozenset[str]) -> tuple[_Tracing, fx.G
     with _explained(request.model), torch.random.fork_rng(devices=[]):
         graph_module = torch_compat.trace_functional(tracing.step, tracing.flat_arguments, tracing.fake_mode)
     refuse_side_effects(attributes, tracing.shadow.attributes())
+    _refuse_effects(graph_module, len(tracing.inputs))
+    _refuse_baked_tensors(graph_module, request.model)
+    _refuse_fused_lstm(graph_module)
     return tracing, graph_module
+
+
+def _refuse_effects(graph_module: fx.GraphModule, expected: int) -> None:
+    """Refuse operators that AOTAutograd keeps in order by tokens: prints, checks that raise."""
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    if len(placeholders) != expected:
+        effects = [
+            str(node.args[1]) for node in graph_module.graph.nodes if "with_effects" in str(node.target)
+        ]
+        raise CaptureError(
+            f"the model calls {effects[0] if effects else 'an operator with side effects'}, whose side "
+            "effect (raising on bad data, say) a captured step cannot keep; move that part out of the model"
+        )
+
+
+def _refuse_fused_lstm(graph_module: fx.GraphModule) -> None:
+    """Refuse oneDNN's LSTM in training: outside autograd it keeps no workspace for its backward."""
+    backward = torch.ops.aten.mkldnn_rnn_layer_backward.default
+    if graph_module.graph.find_nodes(op="call_function", target=backward):
+        raise CaptureError(
+            "training an LSTM through oneDNN cannot be captured: its kernel saves what backward needs only under "
+            "autograd. Call torch.backends.mkldnn.set_flags(False) first, or use a GRU"
+        )
+
+
+def _refuse_baked_tensors(graph_module: fx.GraphModule, model: nn.Module) -> None:
+    """Refuse a model that reaches its own parameters or buffers by another way than its attributes."""
+    own = {
+        torch_compat.storage_key(tensor): name
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        constant = getattr(graph_module, str(node.target), None)
+        name = own.get(torch_compat.storage_key(constant)) if isinstance(constant, torch.Tensor) else None
+        if name is not None:
+            raise CaptureError(
+                f"the model also keeps {name} in a Python container and reads it from there: it would not "
+                "be trained: read it as an attribute, or use nn.ParameterList or nn.ParameterDict"
+            )
 
 
 def _refuse_lost_gradients(request: StepRequest, without: Sequence[str]) -> None:
@@ -136,6 +179,8 @@ class _Tracing:
             group = optimizer.param_groups[index]
             for name, parameter in zip(names, group["params"], strict=True):
                 spec = trained[name].spec
+                if parameter.is_complex():
+                    raise CaptureError(f"parameter {name} is complex; training those cannot be captured yet")
                 if spec is not None and spec.requires_grad and name not in self.unused:
                     self.state[name] = self._add_state(optimizer, group, name, parameter)
         for slot in self.layout.scalars:
@@ -199,10 +244,12 @@ class _Tracing:
             *inputs, target = arguments
             outputs = self.shadow.model(*inputs)
             loss = self._loss(outputs, target)
+        # Autocast, where it is on, is for forward and loss; backward and update follow their types.
+        with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
             gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        by_name = dict(zip(leaves, gradients, strict=True))
-        self.without_gradient = [name for name, gradient in by_name.items() if gradient is None]
-        self._update(values, parameters, by_name)
+            by_name = dict(zip(leaves, gradients, strict=True))
+            self.without_gradient = [name for name, gradient in by_name.items() if gradient is None]
+            self._update(values, parameters, by_name)
         detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
         answer = (loss.detach(), detached) if self.request.return_outputs else loss.detach()
         return self._flatten_outputs(answer)
@@ -295,6 +342,13 @@ def _explained(model: nn.Module) -> Iterator[None]:
         raise CaptureError(
             f"{name} has control flow or shapes that depend on the values of its tensors, so no one graph "
             f"describes its step: {_first_line(error)}. Rewrite that part with torch.where or fixed shapes"
+        ) from error
+    except AssertionError as error:
+        if "functional graph" not in str(error):
+            raise
+        raise CaptureError(
+            f"{name} writes to a tensor that is no parameter, buffer or attribute of a module (one in a list "
+            "or dict, say): register it with register_buffer"
         ) from error
     except Exception as error:
         raise CaptureError(

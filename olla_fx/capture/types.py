@@ -60,6 +60,7 @@ class CapturedStep:
         state_keys: for each parameter that is updated, the keys of its optimizer state.
         module_training: training flag of every module, by name.
         device: where everything lives.
+        autocast: whether autocast was on, and its dtype.
         seconds: wall-clock time of capturing.
     """
 
@@ -74,6 +75,7 @@ class CapturedStep:
     state_keys: Mapping[str, tuple[str, ...]]
     module_training: Mapping[str, bool]
     device: torch.device
+    autocast: tuple[bool, torch.dtype]
     seconds: float
 
 

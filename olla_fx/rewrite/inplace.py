@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from olla_fx.dataflow import storages_of
 from olla_fx.torch_compat import storage_key
@@ -138,9 +139,16 @@ def _fits(node: fx.Node, previous: fx.Node, target: fx.Node) -> bool:
     if not isinstance(made, torch.Tensor) or made.is_complex():
         return False
     same = made.shape == wanted.shape and made.dtype == wanted.dtype and made.stride() == wanted.stride()
+    if _mentions(node, previous) > 1 and torch.Tag.pointwise not in node.target.tags:  # type: ignore[union-attr]
+        return False
     own = {storage_key(wanted), *storages_of(previous.meta.get("val"))}
     others = [each for each in node.all_input_nodes if each is not previous]
     return same and not any(key in own for each in others for key in storages_of(each.meta.get("val")))
+
+
+def _mentions(node: fx.Node, argument: fx.Node) -> int:
+    """How often a node stands among another's arguments."""
+    return sum(leaf is argument for leaf in pytree.tree_leaves((node.args, node.kwargs)))
 
 
 def _last_reader(node: fx.Node, previous: fx.Node, target: fx.Node, position: Mapping[fx.Node, int]) -> bool:

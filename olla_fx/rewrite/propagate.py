@@ -15,6 +15,17 @@ from olla_fx.capture import StepInput
 class _Propagator(fx.Interpreter):
     """Runs a graph on fake tensors and keeps each node's value."""
 
+    def __init__(self, graph_module: fx.GraphModule, fake_mode: Any) -> None:
+        super().__init__(graph_module, garbage_collect_values=False)
+        self._fake_mode = fake_mode
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """A constant of the graph, as a fake: views of it must share its storage."""
+        constant = super().get_attr(target, args, kwargs)
+        if isinstance(constant, torch.Tensor):
+            return self._fake_mode.from_tensor(constant, static_shapes=True)
+        return constant
+
     def run_node(self, n: fx.Node) -> Any:
         """Run one node and note what it gives."""
         value = super().run_node(n)
@@ -39,4 +50,4 @@ def propagate_fake_tensors(
         node.meta.pop("val", None)
     with fake_mode, torch.no_grad():
         arguments = [0.5 if each.spec is None else each.spec.empty(meta_as=device) for each in inputs]
-        _Propagator(graph_module, garbage_collect_values=False).run(*arguments)
+        _Propagator(graph_module, fake_mode).run(*arguments)

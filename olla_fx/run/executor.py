@@ -108,7 +108,8 @@ class Executor:
         Returns:
             The graph's results.
         """
-        with torch.no_grad():
+        # What autocast casts is in the graph already.
+        with torch.no_grad(), torch.autocast(self._dataflow.device.type, enabled=False):
             if self.binding is Binding.STOCK:
                 results: Sequence[torch.Tensor] = self.graph_module(*arguments)
                 return results

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Mode, Role, TensorSlot, TensorSpec
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.errors import StepInputError, StepModeError
@@ -114,6 +115,9 @@ class StepLookup:
 
     def outdated(self) -> str | None:
         """Why the plan no longer fits model and optimizer; None while it does."""
+        autocast = torch_compat.autocast_state(self._captured.device)
+        if autocast[0] != self._captured.autocast[0] or (autocast[0] and autocast != self._captured.autocast):
+            return "autocast was switched"
         modules = tuple(self._model.named_modules())
         if len(modules) != len(self._modules):
             return "modules were added or removed"

@@ -135,7 +135,7 @@ def _arrays_by_address(
     return {
         address: array
         for array, address in zip(produced, addresses, strict=False)
-        if array is not None and address and dataflow.problem.arrays[array].size_bytes
+        if array is not None and address
     }
 
 
