@@ -7,9 +7,8 @@ computed, no memory is used, and the user's model and optimizer stay untouched.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +21,7 @@ from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.eager import FakeStep
 from olla_fx.capture.inputs import Role, StepInput, TensorSlot, TensorSpec, tensor_slots
 from olla_fx.capture.optimizer import OptimizerLayout
+from olla_fx.capture.refusals import explained, refuse_baked_tensors, refuse_effects, refuse_fused_lstm
 from olla_fx.capture.shadow_model import ShadowModel, refuse_side_effects
 from olla_fx.capture.types import (
     CapturedStep,
@@ -68,52 +68,13 @@ def _trace(request: StepRequest, unused: frozenset[str]) -> tuple[_Tracing, fx.G
     """Trace a step in which the parameters ``unused``, whom no gradient reaches, are not trained."""
     tracing = _Tracing(request, unused)
     attributes = tracing.shadow.attributes()
-    with _explained(request.model), torch.random.fork_rng(devices=[]):
+    with explained(request.model), torch.random.fork_rng(devices=[]):
         graph_module = torch_compat.trace_functional(tracing.step, tracing.flat_arguments, tracing.fake_mode)
     refuse_side_effects(attributes, tracing.shadow.attributes())
-    _refuse_effects(graph_module, len(tracing.inputs))
-    _refuse_baked_tensors(graph_module, request.model)
-    _refuse_fused_lstm(graph_module)
+    refuse_effects(graph_module, len(tracing.inputs))
+    refuse_baked_tensors(graph_module, request.model)
+    refuse_fused_lstm(graph_module)
     return tracing, graph_module
-
-
-def _refuse_effects(graph_module: fx.GraphModule, expected: int) -> None:
-    """Refuse operators that AOTAutograd keeps in order by tokens: prints, checks that raise."""
-    placeholders = graph_module.graph.find_nodes(op="placeholder")
-    if len(placeholders) != expected:
-        effects = [
-            str(node.args[1]) for node in graph_module.graph.nodes if "with_effects" in str(node.target)
-        ]
-        raise CaptureError(
-            f"the model calls {effects[0] if effects else 'an operator with side effects'}, whose side "
-            "effect (raising on bad data, say) a captured step cannot keep; move that part out of the model"
-        )
-
-
-def _refuse_fused_lstm(graph_module: fx.GraphModule) -> None:
-    """Refuse oneDNN's LSTM in training: outside autograd it keeps no workspace for its backward."""
-    backward = torch.ops.aten.mkldnn_rnn_layer_backward.default
-    if graph_module.graph.find_nodes(op="call_function", target=backward):
-        raise CaptureError(
-            "training an LSTM through oneDNN cannot be captured: its kernel saves what backward needs only under "
-            "autograd. Call torch.backends.mkldnn.set_flags(False) first, or use a GRU"
-        )
-
-
-def _refuse_baked_tensors(graph_module: fx.GraphModule, model: nn.Module) -> None:
-    """Refuse a model that reaches its own parameters or buffers by another way than its attributes."""
-    own = {
-        torch_compat.storage_key(tensor): name
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
-    }
-    for node in graph_module.graph.find_nodes(op="get_attr"):
-        constant = getattr(graph_module, str(node.target), None)
-        name = own.get(torch_compat.storage_key(constant)) if isinstance(constant, torch.Tensor) else None
-        if name is not None:
-            raise CaptureError(
-                f"the model also keeps {name} in a Python container and reads it from there: it would not "
-                "be trained: read it as an attribute, or use nn.ParameterList or nn.ParameterDict"
-            )
 
 
 def _refuse_lost_gradients(request: StepRequest, without: Sequence[str]) -> None:
@@ -123,7 +84,7 @@ def _refuse_lost_gradients(request: StepRequest, without: Sequence[str]) -> None
     not see: the parameters under it would silently stop learning.
     """
     eager = FakeStep(request)
-    with _explained(request.model), torch.random.fork_rng(devices=[]):
+    with explained(request.model), torch.random.fork_rng(devices=[]):
         eager.backward()
     lost = sorted(name for name in without if eager.parameters[name].grad is not None)
     if lost:
@@ -328,34 +289,3 @@ class _Constant:
     """A leaf of the caller's inputs that is no tensor."""
 
     value: Any
-
-
-@contextlib.contextmanager
-def _explained(model: nn.Module) -> Iterator[None]:
-    """Turn whatever tracing raises into one error that names the model and the way out."""
-    name = type(model).__name__
-    try:
-        yield
-    except CaptureError:
-        raise
-    except torch_compat.DATA_DEPENDENT_ERRORS as error:
-        raise CaptureError(
-            f"{name} has control flow or shapes that depend on the values of its tensors, so no one graph "
-            f"describes its step: {_first_line(error)}. Rewrite that part with torch.where or fixed shapes"
-        ) from error
-    except AssertionError as error:
-        if "functional graph" not in str(error):
-            raise
-        raise CaptureError(
-            f"{name} writes to a tensor that is no parameter, buffer or attribute of a module (one in a list "
-            "or dict, say): register it with register_buffer"
-        ) from error
-    except Exception as error:
-        raise CaptureError(
-            f"{name} (or its loss) rejects the example input: {type(error).__name__}: {_first_line(error)}"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
