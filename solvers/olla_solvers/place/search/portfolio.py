@@ -1,0 +1,126 @@
+"""Orders of trial for the search: a few known good ones, then random ones without end.
+
+Which array is tried first decides more than any pruning rule, and no one order is good for all instances, so
+the search runs many orders with growing budgets of nodes. The random ones weigh lifetimes against sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from olla_solvers.place.search.instance import Ints, Prepared
+
+RANDOM_ORDERS = 12
+"""Random orders in a round."""
+
+FIRST_BUDGET = 2.0
+"""Nodes for each array in the first round's attempts."""
+
+BUDGET_GROWTH = 1.5
+"""Factor on the budget from round to round."""
+
+LARGEST_NOISE = 0.5
+"""Most noise on a random order's scores, in their standard deviations."""
+
+KEEP, BY_TOTAL, BY_TOP = 0, 1, 2
+"""What to do with ranks at a split: keep them, or put arrays in the fullest or highest section first."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One order of trial and how long to try it.
+
+    Attributes:
+        rank: for each array its place in the order.
+        rerank: ``KEEP``, ``BY_TOTAL`` or ``BY_TOP``.
+        nodes: budget.
+        name: for reports.
+    """
+
+    rank: Ints
+    rerank: int
+    nodes: int
+    name: str
+
+
+def attempts(prepared: Prepared, seed: int) -> Iterator[Attempt]:
+    """The attempts in turn, without end, the same for the same seed.
+
+    Args:
+        prepared: the instance.
+        seed: of the random orders.
+    """
+    features = _Features(prepared)
+    random = np.random.default_rng(seed)
+    budget = FIRST_BUDGET * len(prepared.size)
+    while True:
+        nodes = int(budget)
+        for name, keys, rerank in features.fixed_orders():
+            yield Attempt(_ranks(keys), rerank, nodes, name)
+        for _ in range(RANDOM_ORDERS):
+            name, keys, rerank = features.random_order(random)
+            yield Attempt(_ranks(keys), rerank, nodes, name)
+        budget *= BUDGET_GROWTH
+
+
+class _Features:
+    """What orders are made of."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._lifetime = prepared.upper - prepared.lower
+        self._sections = prepared.last - prepared.first
+        self._size = prepared.size
+        self._total = _fullest_section(prepared)
+        self._class = prepared.twin_class
+
+    def fixed_orders(self) -> tuple[tuple[str, list[Ints], int], ...]:
+        """Orders without chance: name, descending keys, what to do at splits."""
+        area = self._lifetime * self._size
+        return (
+            ("lifetime, area, total", [self._lifetime, area, self._total], KEEP),
+            ("lifetime, area", [self._lifetime, area], BY_TOTAL),
+            ("sections, area", [self._sections, area], BY_TOTAL),
+        )
+
+    def random_order(self, random: np.random.Generator) -> tuple[str, list[Ints], int]:
+        """An order by a random score; identical arrays score alike."""
+        base = random.integers(4)
+        score = np.log(self._lifetime if base % 2 == 0 else self._sections)
+        if base >= 2:
+            score = score + np.log(self._size)
+        noise = random.uniform(0, LARGEST_NOISE) * float(score.std())
+        classes = int(self._class.max()) + 1
+        score = score + (noise * random.standard_normal(classes))[self._class]
+        ties = random.random(classes)[self._class]
+        return f"random {base}", [score, ties], int(random.integers(2))
+
+
+def _ranks(keys: list[Ints]) -> Ints:
+    """Places by descending keys, the most important first, then by index."""
+    order = np.lexsort([-key for key in reversed(keys)])
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    return rank
+
+
+def _fullest_section(prepared: Prepared) -> Ints:
+    """For each array the largest total of a section that it lives in."""
+    change = np.zeros(prepared.sections + 1, dtype=np.int64)
+    np.add.at(change, prepared.first, prepared.size)
+    np.subtract.at(change, prepared.last, prepared.size)
+    table = np.cumsum(change)[: prepared.sections]
+    most = np.zeros(len(prepared.size), dtype=np.int64)
+    length = prepared.last - prepared.first
+    width = 1
+    while len(table):
+        here = (length >= width) & (length < 2 * width)
+        left, right = prepared.first[here], prepared.last[here] - width
+        most[here] = np.maximum(table[left], table[right])
+        if len(table) <= width:
+            break
+        table = np.maximum(table[:-width], table[width:])
+        width *= 2
+    return most

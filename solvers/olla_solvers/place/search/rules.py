@@ -1,0 +1,93 @@
+"""What the exact search may leave out: every rule a switch, with the proof that it loses nothing.
+
+Words used in the proofs. A *solution* gives every array an offset within the capacity, aligned, without
+collisions; a *smallest* one has the least sum of offsets among all solutions. In a smallest solution no array
+can move to a lower free offset, so each lies at the lowest offset, aligned and clear of fixed blocks, that is
+not below the tops of the arrays beneath it. Listing a smallest solution by ascending offset, ties in any
+given order (the *rank*), and putting each array at the lowest offset that the listed ones allow (its *low*)
+therefore rebuilds it. The search runs through such listings only: this *canonical order* is its frame, after
+MiniMalloc (Moffitt, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning",
+ASPLOS 2023), and has no switch. A rule is right when it drops no listing of any smallest solution, or
+drops one only where another solution stays. *Passed over* is an unplaced array whose (low, rank) is smaller
+than that of the array placed last: in a listing it must rise before it is placed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+
+class Switches(NamedTuple):
+    """The rules that compiled code looks at; see :class:`SearchRules`."""
+
+    dominance: bool
+    section_floors: bool
+    monotone_floor: bool
+    local_dominance: bool
+    hatless: bool
+    identical: bool
+    decompose: bool
+    rerank: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRules:
+    """Which rules the search uses. The answer is the same with any of them off, only later.
+
+    Attributes:
+        common_unit: divide sizes, fixed offsets and alignments by their greatest common divisor, and floor
+            the capacity to it. *Proof:* a low is 0, the end of a fixed block or the top of an array,
+            aligned, so every offset of a smallest solution is a multiple of the divisor. An alignment that divides
+            the divisor of the others always holds and is dropped.
+        maximal_sections: keep one section, that is a set of arrays alive together, for each run of births
+            followed by a death, instead of one for each timestep with an event. *Proof:* the live set
+            at any other time is a subset of a kept one, so two arrays meet in a kept section when they meet
+            at all, and room in the kept sections leaves room in the others.
+        dominance: skip a candidate whose low is at or above low + size of some unplaced array j of its
+            component. *Proof:* all that is placed from there on lies at or above the candidate, so nothing
+            but j ever occupies j's place at its low, which is free of what is placed already; j itself
+            ends at or above the candidate and could move down there: not a smallest solution.
+        section_floors: fail when in some section the lowest offset open to its unplaced arrays, plus their
+            total size, plus what fixed blocks take above that offset, exceeds the capacity. *Proof:* those
+            arrays and blocks are disjoint and lie between that offset and the capacity.
+        monotone_floor: count no offset below the one placed last as open. *Proof:* listings ascend.
+        local_dominance: fail when a passed-over array j has no unplaced neighbour k (alive together with it)
+            whose low, or the offset placed last if that is higher, is below j's low + size. *Proof:* j
+            ends above its low, so, as it cannot move there, some neighbour that is placed later
+            occupies a part of [low, low + size): it starts below that end, and nowhere under its own low or
+            the offset placed last.
+        hatless: when the subtree below a candidate that overlaps nothing unplaced fails, its node fails.
+            *Proof:* suppose that a solution remains with another array next. Candidates are tried in
+            ascending order, so all its later offsets come after this candidate's (offset, rank). Take this
+            candidate out of the listing and put it first, at its low: nothing unplaced overlaps it, so the rest
+            stays a listing, and it lies in the failed subtree.
+        identical: of arrays with the same sections, size and alignment, place the one listed first
+            before the next. *Proof:* swapping them in a solution yields a solution of the same sum.
+        decompose: where no unplaced array crosses the border of two sections, search either side by itself;
+            if one fails, so does the node. *Proof:* no array of one side constrains one of the
+            other, and any part of a listing is in ascending order too.
+        rerank: at a split order the arrays of a component anew, the tightest section first. *Proof:* ties are in
+            any given order, so the only loss would be a component whose listing begins at the offset placed
+            last; the rank of that array is therefore forgotten there, which only adds listings.
+    """
+
+    common_unit: bool = True
+    maximal_sections: bool = True
+    dominance: bool = True
+    section_floors: bool = True
+    monotone_floor: bool = True
+    local_dominance: bool = True
+    hatless: bool = True
+    identical: bool = True
+    decompose: bool = True
+    rerank: bool = True
+
+    def switches(self) -> Switches:
+        """The part of the rules that compiled code looks at."""
+        return Switches(*(bool(getattr(self, name)) for name in Switches._fields))
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The rules' names, in the order of the class."""
+        return tuple(each.name for each in fields(cls))
