@@ -20,7 +20,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import olla_fx
-from olla_fx.baseline import Baseline, record_baseline
+from olla_fx.arena import ArenaUnavailableError
+from olla_fx.baseline import Baseline, dispatched_baseline, record_baseline
 from olla_fx.models import import_torchvision
 from olla_fx.report import format_bytes, format_table
 
@@ -71,19 +72,17 @@ def measure_eager(batch: Batch) -> Baseline:
     """What PyTorch's own allocator holds during a step; the second, when momentum exists."""
     step = eager_step(new_training())
     step(*batch)
-    return record_baseline(lambda: step(*batch))
+    try:
+        return record_baseline(lambda: step(*batch))
+    except ArenaUnavailableError:  # no C++ compiler: only PyTorch's dispatcher can be watched
+        return dispatched_baseline(lambda: step(*batch))
 
 
-def tensors_of(training: Training) -> list[torch.Tensor]:
-    """Every parameter, buffer and tensor of optimizer state."""
+def bits_of(training: Training, losses: list[torch.Tensor]) -> list[bytes]:
+    """Every loss, parameter, buffer and tensor of optimizer state, bit for bit."""
     states = training.optimizer.state.values()
     momentum = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
-    return [*training.model.state_dict().values(), *momentum]
-
-
-def identical(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
-    """Whether all tensors are the same to the last bit."""
-    return [each.numpy().tobytes() for each in left] == [each.numpy().tobytes() for each in right]
+    return [each.numpy().tobytes() for each in (*losses, *training.model.state_dict().values(), *momentum)]
 
 
 def timed(step: Callable[..., torch.Tensor], batch: Batch) -> tuple[torch.Tensor, float]:
@@ -99,6 +98,8 @@ def main() -> int:
     for option, default in (("--steps", 10), ("--batch-size", 32), ("--threads", torch.get_num_threads())):
         parser.add_argument(option, type=int, default=default)
     options = parser.parse_args()
+    if min(options.steps, options.batch_size, options.threads) < 1:
+        parser.error("every option must be at least 1")
     torch.set_num_threads(options.threads)
     batches = digit_batches(options.steps, options.batch_size)
 
@@ -118,13 +119,13 @@ def main() -> int:
         both = ", ".join(f"{each[-1]:.6f} {name}" for name, each in losses.items())
         print(f"step {number:>2}: loss {both}")
 
-    same = identical(losses["eager"] + tensors_of(eager), losses["planned"] + tensors_of(planned))
+    same = bits_of(eager, losses["eager"]) == bits_of(planned, losses["planned"])
     plan, counts, baseline = run_planned.plan, run_planned.counts, measure_eager(batches[0])
     # The first planned call records the step and plans again, the second touches a new buffer.
     usual = {name: each[2:] or each for name, each in seconds.items()}
     ratios = [b / a for a, b in zip(usual["eager"], usual["planned"], strict=True)]
     rows = [
-        ("eager peak, recorded", format_bytes(baseline.live_peak_bytes)),
+        (f"eager peak, {baseline.source}", format_bytes(baseline.live_peak_bytes)),
         ("caching allocator, reserved (model)", format_bytes(baseline.reserved_bytes)),
         ("caching allocator, fragmentation (model)", f"{baseline.fragmentation:.2%}"),
         ("planned peak", format_bytes(plan.peak_bytes)),
