@@ -1,0 +1,102 @@
+"""What a recorded run says of the requests and their lifetimes."""
+
+from __future__ import annotations
+
+import torch
+
+from olla_fx.arena import CpuArena, PlannedRequest
+
+
+def test_lifetimes_follow_requests_and_frees() -> None:
+    arena = CpuArena(0, 3, [])
+    with arena.region(record=True):
+        arena.begin_operator(0)
+        first = torch.empty(100)
+        arena.begin_operator(1)
+        torch.empty(10)
+        kept = torch.empty(200)
+        del first
+        arena.begin_operator(2)
+    requests = arena.recording()
+    assert [(each.operator, each.ordinal, each.size_bytes) for each in requests] == [
+        (0, 0, 400),
+        (1, 0, 40),
+        (1, 1, 800),
+    ]
+    assert [(each.allocated_at, each.freed_at, each.freed_in_operator) for each in requests] == [
+        (0, 4, 1),
+        (1, 2, 1),
+        (3, None, None),
+    ]
+    assert requests[2].address == kept.data_ptr()
+    assert not any(each.served or each.freed_by_other_thread for each in requests)
+
+
+def test_a_served_run_is_recorded_too() -> None:
+    arena = CpuArena(1024, 2, [PlannedRequest(0, 0, 400, 64)])
+    with arena.region(record=True):
+        arena.begin_operator(0)
+        torch.empty(100)
+        arena.begin_operator(1)
+        torch.empty(100)
+    served, other = arena.recording()
+    assert served.served
+    assert served.address == arena.buffer_address + 64
+    assert not other.served
+    assert served.freed_in_operator == 0
+    assert other.freed_in_operator == 1
+
+
+def test_an_address_that_is_used_again_belongs_to_several_blocks() -> None:
+    arena = CpuArena(0, 100, [])
+    with arena.region(record=True):
+        for operator in range(100):
+            arena.begin_operator(operator)
+            torch.empty(3000)
+    requests = arena.recording()
+    assert len(requests) == 100
+    assert len({each.address for each in requests}) < 100
+    assert all(each.freed_in_operator == each.operator for each in requests)
+
+
+def test_blocks_that_share_a_place_end_oldest_first() -> None:
+    arena = CpuArena(512, 2, [PlannedRequest(0, 0, 400, 0), PlannedRequest(1, 0, 400, 0)])
+    with arena.region(record=True):
+        arena.begin_operator(0)
+        dying = torch.empty(100)
+        arena.begin_operator(1)
+        born = torch.empty(100)
+        assert born.data_ptr() == dying.data_ptr()
+        del dying
+    assert [each.freed_in_operator for each in arena.recording()] == [1, None]
+
+
+def test_blocks_from_before_the_run_are_ignored() -> None:
+    arena = CpuArena(0, 1, [])
+    with arena.region(record=True):
+        arena.begin_operator(0)
+        old = torch.empty(100)
+    with arena.region(record=True):
+        arena.begin_operator(0)
+        del old
+    assert arena.recording() == ()
+
+
+def test_a_run_that_is_not_recorded_leaves_no_recording() -> None:
+    arena = CpuArena(0, 1, [])
+    for record, expected in ((True, 1), (False, 0)):
+        with arena.region(record=record):
+            arena.begin_operator(0)
+            torch.empty(100)
+        assert len(arena.recording()) == expected
+
+
+def test_convolution_scratch_is_recorded_with_its_free() -> None:
+    arena = CpuArena(0, 1, [])
+    image, weight = torch.randn(1, 16, 56, 56), torch.randn(32, 16, 3, 3)
+    with arena.region(record=True):
+        arena.begin_operator(0)
+        result = torch.conv2d(image, weight, padding=1)
+    alive = [each for each in arena.recording() if each.freed_at is None]
+    assert result.untyped_storage().data_ptr() in {each.address for each in alive}
+    assert len(arena.recording()) > 1
