@@ -9,10 +9,12 @@ one line on standard error.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +29,7 @@ from olla_solvers.plan import Schedule
 from olla_solvers.problem import Problem
 
 DONE, NOT_FOUND, BAD_INPUT, IMPOSSIBLE = range(4)
+PICTURES = (".png", ".svg", ".pdf")
 SOLVERS = ("auto", "cbc", "gurobi", "highs", "none")
 
 
@@ -51,8 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status.
     """
     try:
-        parsed = _parser().parse_args(arguments)
-        parsed.run(parsed)
+        with _quiet_logging():
+            parsed = _parser().parse_args(arguments)
+            parsed.run(parsed)
     except NoSolutionError as error:
         return _fail(NOT_FOUND, error)
     except InfeasibleError as error:
@@ -60,6 +64,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OllaError, OSError, ImportError) as error:
         return _fail(BAD_INPUT, error)
     return DONE
+
+
+@contextlib.contextmanager
+def _quiet_logging() -> Iterator[None]:
+    """Keep torch from logging, in many lines, what is about to be said in one."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _fail(status: int, error: Exception) -> int:
@@ -136,6 +151,8 @@ def _seconds(text: str) -> float:
 
 def _run_plan(parsed: argparse.Namespace) -> None:
     _check_folders(parsed.json, parsed.plot)
+    if parsed.plot and Path(parsed.plot).suffix not in PICTURES:
+        raise _UsageError(f"--plot {parsed.plot}: the name must end in one of {', '.join(PICTURES)}")
     case = models.build_model(
         parsed.model,
         batch_size=parsed.batch_size,

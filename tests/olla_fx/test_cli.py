@@ -149,7 +149,8 @@ def test_order_finds_the_smaller_peak(
         (["plan", "--model", "torchvision:resnet18", "--solver", "oracle"], "oracle"),
         (["plan", "--model", "torchvision:resnet18", "--optimizer", "lbfgs"], "unknown optimizer"),
         (["plan", "--model", "torchvision:resnet18", "--train", "--inference"], "not allowed"),
-        (["plan", "--model", "torchvision:alexnet", "--image-size", "8"], ""),
+        (["plan", "--model", "torchvision:alexnet", "--image-size", "8"], "too small"),
+        (["plan", "--model", "torchvision:resnet18", "--plot", "plan.bmp"], "--plot plan.bmp"),
         (["plan", "--model", "torchvision:resnet18", "--json", "nowhere/out.json"], "no folder"),
         (["plan", "--model", "nowhere.py:factory"], "no file"),
         (["order", "nowhere.json"], "nowhere.json"),
@@ -196,11 +197,13 @@ def test_not_found_and_impossible_have_a_status_of_their_own(
     assert capsys.readouterr().err == "olla-fx: nothing yet\nolla-fx: no way\n"
 
 
-def test_the_package_is_the_command() -> None:
+def test_the_package_is_the_command_and_says_one_line() -> None:
+    arguments = ["plan", "--model", "torchvision:alexnet", "--image-size", "8"]
     done = subprocess.run(
-        [sys.executable, "-m", "olla_fx", "plan", "--model", "x"],
+        [sys.executable, "-m", "olla_fx", *arguments],
         capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False,
         env={**os.environ, "PYTHONPATH": "solvers"},
     )  # fmt: skip
     assert done.returncode == 2
-    assert "unknown model 'x'" in done.stderr
+    assert "too small" in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
