@@ -157,6 +157,31 @@ def problems(draw: st.DrawFn, most: int = 7) -> Problem:
     return Problem(operators, tuple(arrays), before)
 
 
+@st.composite
+def training_steps(draw: st.DrawFn, most: int = 4) -> Problem:
+    """Small problems in the shape of a training step: layers, their gradients in reverse, updates."""
+    layers = draw(st.integers(2, most))
+    sizes = st.integers(1, 30)
+    outputs = [draw(sizes) for _ in range(layers)]
+    operators = [Operator(f"forward{i}") for i in range(layers)]
+    operators += [Operator(f"backward{i}", draw(st.sampled_from([0, 0, 7]))) for i in range(layers)[::-1]]
+    arrays: list[Array] = []
+    for layer, output in enumerate(outputs):
+        back = 2 * layers - 1 - layer
+        readers = {layer + 1 if layer + 1 < layers else back}
+        if draw(st.booleans()):
+            readers.add(back)
+        if layer + 2 < layers and draw(st.booleans()):
+            readers.add(layer + 2)
+        arrays.append(Array(f"output{layer}", output, layer, tuple(sorted(readers))))
+        if layer:
+            arrays.append(Array(f"gradient{layer}", outputs[layer - 1], back, (back + 1,)))
+        if draw(st.booleans()):
+            arrays.append(Array(f"update{layer}", draw(sizes), back, (len(operators),)))
+            operators.append(Operator(f"update{layer}"))
+    return Problem(tuple(operators), tuple(arrays))
+
+
 def smallest_peak(problem: Problem) -> int:
     """The smallest peak over all orders, by trying every operator last for every set of operators."""
     count = len(problem.operators)

@@ -1,0 +1,108 @@
+"""Searches forwards and backwards, from below and right below the best order, in turns that grow.
+
+None of the four is best on every graph, and any of them may prove or find what ends all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from olla_solvers.order.flow import FlowGraph
+from olla_solvers.order.search.engine import Outcome, Search
+from olla_solvers.order.search.rules import ALL_RULES, SearchRules
+from olla_solvers.order.search.space import Space
+from olla_solvers.problem import Bytes, OperatorIndex
+
+FIRST_BUDGET = 100
+"""States that each search expands in its first turn."""
+
+MOST_MEMORY_BYTES = 2 << 30
+"""What the stored states of all searches on a graph may take, roughly."""
+
+
+class Alternation:
+    """Searches on one graph that take turns; can be continued.
+
+    Attributes:
+        order: the best order so far.
+        peak_bytes: its peak.
+        bound_bytes: proven: no order has a smaller peak.
+        expanded: states expanded so far.
+    """
+
+    def __init__(
+        self,
+        flow: FlowGraph,
+        order: Sequence[OperatorIndex],
+        bound_bytes: Bytes,
+        rules: SearchRules = ALL_RULES,
+        most_memory_bytes: int = MOST_MEMORY_BYTES,
+    ) -> None:
+        """Start from a known order and a proven bound."""
+        self.flow = flow
+        self.order = tuple(order)
+        self.peak_bytes = flow.peak_bytes(order)
+        self.bound_bytes = min(bound_bytes, self.peak_bytes)
+        self.expanded = 0
+        self._rules = rules
+        self._memory = most_memory_bytes
+        self._spaces: dict[bool, Space] = {}
+        self._budget = FIRST_BUDGET
+        directions = [each for each, use in ((False, rules.forward), (True, rules.backward)) if use]
+        self._turns = [
+            (each, probe) for probe in (False, True) if rules.probe or not probe for each in directions
+        ]
+        self._searches: dict[tuple[bool, bool], Search] = {}
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the order is proven, or every search has used up its memory."""
+        return self.bound_bytes >= self.peak_bytes or not self._turns
+
+    def run(self, deadline: float, most_states: int | None = None) -> None:
+        """Take turns until done, the deadline has passed, or so many states have been expanded."""
+        last = None if most_states is None else self.expanded + most_states
+        while not self.is_done:
+            for turn in tuple(self._turns):
+                if self.is_done or time.monotonic() > deadline:
+                    return
+                if last is not None and self.expanded >= last:
+                    return
+                self._take_turn(turn, deadline)
+            self._budget += self._budget // 2
+
+    def _take_turn(self, turn: tuple[bool, bool], deadline: float) -> None:
+        backward, probe = turn
+        search = self._searches.get(turn)
+        if search is None or (probe and search.ceiling_bytes != self.peak_bytes):
+            start = self.peak_bytes - 1 if probe else self.bound_bytes
+            memory = self._memory // len(self._turns)
+            search = Search(self._space(backward), self._rules, start, self.peak_bytes, memory)
+            self._searches[turn] = search
+        search.ceiling_bytes = self.peak_bytes
+        if not probe:
+            search.raise_to(self.bound_bytes)
+        before = search.expanded
+        outcome = search.run(self._budget, deadline)
+        self.expanded += search.expanded - before
+        self._take(search, outcome, turn)
+
+    def _take(self, search: Search, outcome: Outcome, turn: tuple[bool, bool]) -> None:
+        """Note what a turn found or proved."""
+        if search.order is not None:
+            peak = self.flow.peak_bytes(search.order)
+            if peak < self.peak_bytes:
+                self.order, self.peak_bytes = search.order, peak
+        if outcome is Outcome.EXHAUSTED:
+            self.bound_bytes = self.peak_bytes
+        elif not turn[1]:
+            self.bound_bytes = min(self.peak_bytes, max(self.bound_bytes, search.peak_bytes))
+        if outcome is Outcome.MEMORY:
+            self._turns.remove(turn)
+            del self._searches[turn]
+
+    def _space(self, backward: bool) -> Space:
+        if backward not in self._spaces:
+            self._spaces[backward] = Space(self.flow, backward=backward, lazy=self._rules.lazy)
+        return self._spaces[backward]

@@ -1,0 +1,65 @@
+"""The switches of the exact search, each with the reason why it keeps the smallest peak.
+
+Notation: a state S is the set of operators that have run; live(S) is what is alive after them; B is the
+peak that the search currently allows. S is *feasible* when its operators can be followed by all others
+at costs up to B. live is submodular, ``live(P | Q) + live(P & Q) <= live(P) + live(Q)``: an array counts
+once its producer has run (modular) and stops counting once all its consumers have (supermodular,
+subtracted). All of this stays true when time runs backwards, where a state is what has been undone.
+
+The search is its own; its ingredients are best-first raising of the bound as in IDA* (Korf, "Depth-first
+iterative-deepening", 1985), uncrossing of a submodular function, and minimum closures by maximum flow
+(Picard, "Maximal closure of a graph", 1976).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRules:
+    """What the search may use. Every combination finds the same smallest peak, at different speed.
+
+    Attributes:
+        contract: merge operators first; proofs in :mod:`olla_solvers.order.contract`.
+        split: cut at states that every order passes; proof in :mod:`olla_solvers.order.split`.
+        mincut: lift the bound by minimum cuts; proof in :mod:`olla_solvers.order.search.cut`.
+        closure: from S, run at once an operator v that fits under B and leaves no more alive. Proof: let a
+            completion from S run v later, and move v to the front. By submodularity v lowers, or keeps,
+            what is alive in every state that it is moved into, so no step between costs more; v's own
+            step fits. So S is feasible only if S + v is.
+        lazy: an operator v with ``kept(v) >= 0``, where kept(v) is the least that v can add to what is
+            alive, is *lazy* when ``rise(v) <= kept(v) + rise(w)`` for all its direct successors w
+            (backwards: ``rise(v) <= kept(w) + rise(w)``). It never branches; it runs just before its
+            first successor. Proof: take a completion in which the other operators come as early as
+            possible, and let w be the first that is not lazy. Of the lazy ones before w that w does not
+            need, the last has its first successor behind w; moving it there lowers, or keeps, what the
+            steps between see, its own step costs no more than that successor's by the condition, and w
+            comes earlier: a contradiction. So just the lazy ancestors of w precede w. In any executable
+            sequence each of them costs no more than a successor among them or w, hence than w.
+        commit: where T was reached from S within B and ``live(T) <= live(Z)`` for every state Z between
+            them, S is replaced by T. Proof: for every state P of a completion from S, P & T lies between
+            S and T, so ``live(P | T) <= live(P) + live(T) - live(P & T) <= live(P)``: running T's
+            operators first lowers, or keeps, every later step. Where some Z is smaller than T, the
+            smallest one takes T's place: the steps to T that belong to Z, alone, cost no more, because
+            ``live(P & Z) <= live(P) + live(Z) - live(P | Z) <= live(P)`` for states P on the way to T.
+            What only S led to is forgotten, *also as seen*: it may be met again behind T. A state that
+            another one leads to stays.
+        forward: search with time running forwards.
+        backward: search with time running backwards; the costs of an order are the same read from its end.
+        probe: now and then search right below the best known peak rather than from the bound, which finds
+            better orders, or proves that there is none.
+    """
+
+    contract: bool = True
+    split: bool = True
+    mincut: bool = True
+    closure: bool = True
+    lazy: bool = True
+    commit: bool = True
+    forward: bool = True
+    backward: bool = True
+    probe: bool = True
+
+
+ALL_RULES = SearchRules()

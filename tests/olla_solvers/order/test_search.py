@@ -1,0 +1,107 @@
+"""The exact search against exhaustive enumeration, with every rule on and off."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given, settings
+
+from olla_solvers.order.contract import contract
+from olla_solvers.order.flow import FlowGraph, flow_of
+from olla_solvers.order.search import ALL_RULES, Alternation, SearchRules
+from olla_solvers.problem import Problem
+from tests.olla_solvers.graphs import alexnet_step, mlp_step, problems, smallest_peak, training_steps
+
+SEARCH = ("closure", "lazy", "commit", "forward", "backward", "probe")
+ONE_WAY = [replace(ALL_RULES, probe=False, **{direction: False}) for direction in ("forward", "backward")]
+COMBINATIONS = [
+    ALL_RULES,
+    *(replace(ALL_RULES, **{name: False}) for name in SEARCH),
+    *ONE_WAY,
+    *(replace(rules, **{name: False}) for rules in ONE_WAY for name in ("closure", "lazy", "commit")),
+    *(replace(rules, closure=False, lazy=False, commit=False) for rules in ONE_WAY),
+]
+MANY = settings(max_examples=50, deadline=None, derandomize=True)
+
+
+def name_of(rules: SearchRules) -> str:
+    return "without " + (" ".join(f.name for f in fields(rules) if not getattr(rules, f.name)) or "nothing")
+
+
+def searched(flow: FlowGraph, rules: SearchRules) -> Alternation:
+    found = Alternation(flow, range(flow.count), 0, rules)
+    found.run(float("inf"))
+    position = {operator: at for at, operator in enumerate(found.order)}
+    assert sorted(position) == list(range(flow.count))
+    assert all(position[u] < position[v] for v in position for u in flow.predecessors[v])
+    assert flow.peak_bytes(found.order) == found.peak_bytes
+    return found
+
+
+def check(problem: Problem, rules: SearchRules) -> None:
+    optimum = smallest_peak(problem)
+    flow, _ = flow_of(problem)
+    found = searched(flow, rules)
+    assert found.peak_bytes == found.bound_bytes == optimum
+    contracted = contract(flow)
+    found = searched(contracted.flow, rules)
+    assert max(found.peak_bytes, contracted.floor_bytes) == optimum
+    assert max(found.bound_bytes, contracted.floor_bytes) == optimum
+
+
+@pytest.mark.parametrize("rules", COMBINATIONS, ids=name_of)
+def test_search_finds_and_proves_the_optimum(rules: SearchRules) -> None:
+    @MANY
+    @given(problems(most=9))
+    def random_ones(problem: Problem) -> None:
+        check(problem, rules)
+
+    @MANY
+    @given(training_steps())
+    def training_shaped(problem: Problem) -> None:
+        check(problem, rules)
+
+    random_ones()
+    training_shaped()
+
+
+@MANY
+@given(problems(most=9))
+def test_bound_and_order_hold_whenever_the_search_is_stopped(problem: Problem) -> None:
+    flow, _ = flow_of(problem)
+    optimum = smallest_peak(problem)
+    found = Alternation(flow, range(flow.count), 0)
+    peak, bound = found.peak_bytes, found.bound_bytes
+    while not found.is_done:
+        found.run(float("inf"), most_states=1)
+        assert bound <= found.bound_bytes <= optimum <= found.peak_bytes <= peak
+        peak, bound = found.peak_bytes, found.bound_bytes
+    assert peak == bound == optimum
+
+
+@MANY
+@given(problems(most=9))
+def test_little_memory_ends_the_search_and_keeps_its_bound(problem: Problem) -> None:
+    flow, _ = flow_of(problem)
+    found = Alternation(flow, range(flow.count), 0, most_memory_bytes=0)
+    found.run(float("inf"))
+    assert found.is_done
+    assert found.bound_bytes <= smallest_peak(problem) <= found.peak_bytes
+
+
+def test_a_passed_deadline_ends_the_search_at_once() -> None:
+    flow, _ = flow_of(alexnet_step())
+    found = Alternation(flow, range(flow.count), 0)
+    found.run(time.monotonic() - 1)
+    assert found.order == tuple(range(flow.count))
+    assert not found.is_done
+
+
+@pytest.mark.parametrize("rules", ONE_WAY, ids=name_of)
+def test_either_direction_proves_small_steps(rules: SearchRules) -> None:
+    for problem in (mlp_step(), alexnet_step()):
+        flow, _ = flow_of(problem)
+        found = searched(contract(flow).flow, rules)
+        assert found.peak_bytes == found.bound_bytes == searched(flow, ALL_RULES).peak_bytes
