@@ -209,6 +209,11 @@ class _Tracing:
         with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
             gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
             by_name = dict(zip(leaves, gradients, strict=True))
+            for name, gradient in by_name.items():
+                if gradient is not None and gradient.layout is not torch.strided:
+                    raise CaptureError(
+                        f"the gradient of {name} is sparse; make its embedding with sparse=False"
+                    )
             self.without_gradient = [name for name, gradient in by_name.items() if gradient is None]
             self._update(values, parameters, by_name)
         detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)

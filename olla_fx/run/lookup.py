@@ -138,21 +138,22 @@ class StepLookup:
         return self._optimizer_outdated()
 
     def _optimizer_outdated(self) -> str | None:
-        layout = self._captured.optimizer
-        if layout is None or self._optimizer is None:
+        layout, optimizer = self._captured.optimizer, self._optimizer
+        if layout is None or optimizer is None:
             return None
-        groups = self._optimizer.param_groups
+        groups = optimizer.param_groups
         if [len(group["params"]) for group in groups] != [len(names) for names in layout.parameters]:
             return "the optimizer's parameter groups changed"
-        for index, constants in enumerate(layout.constants):
-            for key, value in constants:
-                if groups[index].get(key) != value:
-                    return f"group {index}'s {key} changed from {value!r}"
-        for slot in layout.scalars:
-            if not slot.holds(groups):
-                return f"{slot.name} became {slot.read(groups)}"
+        present = {slot.name: slot.table(module)[slot.key] for slot, module, _ in self._slots}
+        for group, names in zip(groups, layout.parameters, strict=True):
+            for parameter, name in zip(group["params"], names, strict=True):
+                if present[name] is not parameter:
+                    return f"the optimizer holds another parameter in the place of {name}"
+        return _numbers_outdated(layout, groups) or self._state_outdated(optimizer)
+
+    def _state_outdated(self, optimizer: torch.optim.Optimizer) -> str | None:
         for name, (group, index, _) in self._state:
-            values = self._optimizer.state.get(groups[group]["params"][index], {})
+            values = optimizer.state.get(optimizer.param_groups[group]["params"][index], {})
             for key, value in values.items():
                 spec = self._state_specs.get(f"{name}.{key}")
                 if value is not None and (spec is None or not spec.fits(value)):
@@ -168,14 +169,24 @@ class StepLookup:
         layout = self._captured.optimizer
         if layout is None or self._optimizer is None:
             return
-        present = {slot.name: slot.table(module)[slot.key] for slot, module, _ in self._slots}
-        for group, names in zip(self._optimizer.param_groups, layout.parameters, strict=False):
-            for index, (old, name) in enumerate(zip(group["params"], names, strict=False)):
-                new = present.get(name)
-                if isinstance(new, nn.Parameter) and new is not old:
-                    group["params"][index] = new
-                    if old in self._optimizer.state:
-                        self._optimizer.state[new] = self._optimizer.state.pop(old)
+        groups = self._optimizer.param_groups
+        if [len(group["params"]) for group in groups] != [len(names) for names in layout.parameters]:
+            return
+        present = {slot.name: slot.table(module).get(slot.key) for slot, module, _ in self._slots}
+        replaced = [
+            (group["params"], index, present[name])
+            for group, names in zip(groups, layout.parameters, strict=True)
+            for index, (old, name) in enumerate(zip(group["params"], names, strict=True))
+            if present[name] is not old
+        ]
+        own = {id(parameter) for parameter in self._model.parameters()} if replaced else set()
+        for parameters, index, new in replaced:
+            old = parameters[index]
+            # One that the model still has is there because the user put it there.
+            if id(old) not in own and id(new) in own and isinstance(new, nn.Parameter):
+                parameters[index] = new
+                if old in self._optimizer.state:
+                    self._optimizer.state[new] = self._optimizer.state.pop(old)
 
     def gather(self, examples: list[torch.Tensor]) -> list[Any]:
         """All values of the graph's placeholders, in order; creates missing optimizer state.
@@ -210,3 +221,14 @@ class StepLookup:
             values.extend(state[key] for key in keys)
         for slot in layout.scalars:
             values.append(0.0 if slot.parameter in fresh else slot.read(groups))
+
+
+def _numbers_outdated(layout: optimizers.OptimizerLayout, groups: list[dict[str, Any]]) -> str | None:
+    for group, constants in zip(groups, layout.constants, strict=True):
+        for key, value in constants:
+            if group.get(key) != value:
+                return f"{key} changed from {value!r}"
+    for slot in layout.scalars:
+        if not slot.holds(groups):
+            return f"{slot.name} became {slot.read(groups)}"
+    return None
