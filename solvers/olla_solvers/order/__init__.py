@@ -1,8 +1,9 @@
 """Finds an execution order with a small peak and proves what no order can beat.
 
-First greedy list scheduling, on the graph as it is and contracted; where its best order meets the
-precedence bound, that proves it. Otherwise, or where a solver is named, the integer program of OLLA
-equation 14 on the contracted graph's pieces, started from the greedy orders, which are never lost.
+Without a named solver a portfolio runs: greedy list scheduling, bounds, the exact search, and the integer
+program only where it may help (:mod:`olla_solvers.order.portfolio`). A named solver always gets the
+integer program of OLLA equation 14 on the contracted graph's pieces, started from the greedy orders,
+which are never lost.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from dataclasses import dataclass, replace
 
 from olla_solvers import backends
 from olla_solvers.analysis import peak_bytes
-from olla_solvers.errors import SolverUnavailableError
 from olla_solvers.order.contract import Contracted, contract
 from olla_solvers.order.flow import FlowGraph, flow_of
 from olla_solvers.order.greedy import Found, best_order, best_piece_order
-from olla_solvers.order.ilp import variables_needed
+from olla_solvers.order.portfolio import Portfolio
 from olla_solvers.order.refine import Refined, refine
 from olla_solvers.order.split import Piece, split
 from olla_solvers.plan import Schedule, SolverEffect, SolverReport
@@ -26,10 +26,10 @@ from olla_solvers.problem import Bytes, OperatorIndex, Problem
 __all__ = ["order"]
 
 DEFAULT_SECONDS = 30.0
-"""Time limit of the integer program where none is given."""
+"""Time limit where none is given."""
 
-MOST_AUTO_VARIABLES = 20_000
-"""Without a named solver, larger integer programs are not tried."""
+SECONDS_WITHOUT_PROGRAM = 5.0
+"""Time limit of the heuristics and the search where none is given and no program is wanted."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,10 @@ def order(problem: Problem, *, solver: str = "auto", time_limit: float | None = 
 
     Args:
         problem: the graph.
-        solver: ``auto`` (an integer program only where it may help), ``cbc``, ``gurobi``, ``highs`` (the
-            program really runs) or ``none``.
-        time_limit: seconds; None for at most about 30.
+        solver: ``auto`` (heuristics, bounds and the exact search; an integer program only where it may
+            help), ``cbc``, ``gurobi``, ``highs`` (the program really runs, without the search's order or
+            bound) or ``none`` (no integer program).
+        time_limit: seconds; None for at most about 30, and about 5 with ``none``.
 
     Returns:
         The best order found, its peak, and a proven bound. Never worse than the captured order.
@@ -63,30 +64,42 @@ def order(problem: Problem, *, solver: str = "auto", time_limit: float | None = 
             program of this size.
     """
     start = time.monotonic()
-    deadline = start + (DEFAULT_SECONDS if time_limit is None else time_limit)
+    if time_limit is None:
+        time_limit = SECONDS_WITHOUT_PROGRAM if solver == "none" else DEFAULT_SECONDS
     if solver not in ("auto", "none"):
         backends.require(solver)
+        return _by_program(problem, solver, start, start + time_limit)
+    flow, captured = flow_of(problem)
+    portfolio = Portfolio(flow, start + time_limit)
+    portfolio.run(program=solver == "auto")
+    report = SolverReport("none")
+    if portfolio.refined is not None:
+        name, refined, known = portfolio.refined
+        report = _report(refined, name, known, portfolio.best, 0)
+    bound = min(portfolio.bound_bytes, portfolio.best.peak_bytes)
+    proved_by = portfolio.bound_by if bound == portfolio.best.peak_bytes else None
+    sequence = [captured[each] for each in portfolio.best.order]
+    return _schedule(problem, sequence, portfolio.best.rule, (bound, proved_by), report, start)
+
+
+def _by_program(problem: Problem, solver: str, start: float, deadline: float) -> Schedule:
+    """By the named solver's integer program, started from the greedy orders."""
     flow, captured = flow_of(problem)
     bound = max(flow.precedence_bytes, default=0)
-    found = best_order(flow, bound, deadline)
-    report = SolverReport("none")
-    if found.peak_bytes > bound or solver not in ("auto", "none"):
-        parts = _parts(flow, bound, deadline)
-        found = _better(
-            flow, found, Found(parts.expand([each.order for each in parts.known]), 0, _rule(parts))
-        )
-        known = found
-        for candidate in _solvers(solver, parts, known.peak_bytes > bound):
-            try:
-                refined = refine(parts.pieces, parts.known, candidate, deadline)
-            except SolverUnavailableError:
-                if solver != "auto":
-                    raise
-                continue
-            found = _better(flow, found, Found(parts.expand(refined.orders), 0, f"ilp:{candidate}"))
-            report = _report(refined, candidate, known, found, parts.contracted.floor_bytes)
-            break
-    return _schedule(problem, [captured[each] for each in found.order], found.rule, bound, report, start)
+    known = best_order(flow, bound, deadline)
+    parts = _parts(flow, bound, deadline)
+    known = _better(flow, known, Found(parts.expand([each.order for each in parts.known]), 0, _rule(parts)))
+    refined = refine(parts.pieces, parts.known, solver, deadline)
+    found = _better(flow, known, Found(parts.expand(refined.orders), 0, f"ilp:{solver}"))
+    report = _report(refined, solver, known, found, parts.contracted.floor_bytes)
+    proved_by = None
+    if report.bound_bytes is not None and report.bound_bytes >= found.peak_bytes:
+        proved_by = f"ilp:{solver}"
+    if bound == found.peak_bytes:
+        proved_by = "precedence bound"
+    bound = max(bound, report.bound_bytes or 0)
+    sequence = [captured[each] for each in found.order]
+    return _schedule(problem, sequence, found.rule, (bound, proved_by), report, start)
 
 
 def _parts(flow: FlowGraph, bound: Bytes, deadline: float) -> _Parts:
@@ -107,18 +120,6 @@ def _rule(parts: _Parts) -> str:
 def _better(flow: FlowGraph, best: Found, other: Found) -> Found:
     other = replace(other, peak_bytes=flow.peak_bytes(other.order))
     return other if other.peak_bytes < best.peak_bytes else best
-
-
-def _solvers(solver: str, parts: _Parts, gap: bool) -> tuple[str, ...]:
-    """The solvers to try in turn: the named one, or with ``auto`` those that may take the program."""
-    if solver == "none":
-        return ()
-    if solver != "auto":
-        return (solver,)
-    size = max(variables_needed(piece.flow) for piece in parts.pieces)
-    if not gap or size > MOST_AUTO_VARIABLES:
-        return ()
-    return tuple(each for each in backends.available_solvers() if backends.may_take(each, size, size))
 
 
 def _report(refined: Refined, solver: str, known: Found, found: Found, floor: Bytes) -> SolverReport:
@@ -146,22 +147,17 @@ def _schedule(
     problem: Problem,
     sequence: Sequence[OperatorIndex],
     found_by: str,
-    bound: Bytes,
+    proof: tuple[Bytes, str | None],
     report: SolverReport,
     start: float,
 ) -> Schedule:
-    peak = peak_bytes(problem, sequence)
-    proved_by = None
-    if report.bound_bytes is not None and report.bound_bytes >= peak:
-        proved_by = f"ilp:{report.solver}"
-    if bound == peak:
-        proved_by = "precedence bound"
+    """An order with its peak, computed anew from the problem."""
     return Schedule(
         order=tuple(sequence),
-        peak_bytes=peak,
-        lower_bound_bytes=max(bound, report.bound_bytes or 0),
+        peak_bytes=peak_bytes(problem, sequence),
+        lower_bound_bytes=proof[0],
         found_by=found_by,
-        proved_by=proved_by,
+        proved_by=proof[1],
         solver=report,
         seconds=time.monotonic() - start,
     )

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from olla_solvers.analysis import captured_order, peak_bytes, precedence_bound
 from olla_solvers.errors import SolverUnavailableError
 from olla_solvers.order import order
+from olla_solvers.order.bounds import mincut_bound, mincut_bytes
 from olla_solvers.order.contract import contract
 from olla_solvers.order.flow import FlowGraph, flow_of
-from olla_solvers.order.greedy import RULES, list_schedule
+from olla_solvers.order.greedy import RULES, best_order, list_schedule
+from olla_solvers.order.search.cut import bits_of, live_bytes
 from olla_solvers.order.split import split
 from olla_solvers.plan import SolverEffect, SolverStatus
 from olla_solvers.problem import Array, Operator, Problem
@@ -52,15 +54,45 @@ def is_executable(problem: Problem, sequence: tuple[int, ...]) -> bool:
 
 @MANY
 @given(problems())
-def test_greedy_lies_between_optimum_and_captured_and_the_bound_below(problem: Problem) -> None:
+def test_orders_without_a_program_are_proven_and_bounds_hold(problem: Problem) -> None:
     schedule = order(problem, solver="none")
     optimum = smallest_peak(problem)
     assert is_executable(problem, schedule.order)
     assert schedule.peak_bytes == peak_bytes(problem, schedule.order)
-    assert schedule.lower_bound_bytes <= optimum <= schedule.peak_bytes
-    assert schedule.peak_bytes <= peak_bytes(problem, captured_order(problem))
-    assert precedence_bound(problem) == schedule.lower_bound_bytes
+    assert schedule.lower_bound_bytes == optimum == schedule.peak_bytes
+    assert schedule.proved_by in ("precedence bound", "exact search", "min-cut bound")
+    assert precedence_bound(problem) <= mincut_bound(problem) <= optimum
 
+
+@MANY
+@given(problems())
+def test_greedy_lies_between_optimum_and_captured(problem: Problem) -> None:
+    flow, _ = flow_of(problem)
+    found = best_order(flow, 0, float("inf"))
+    assert smallest_peak(problem) <= found.peak_bytes <= peak_bytes(problem, captured_order(problem))
+
+
+@MANY
+@given(problems())
+def test_mincut_bounds_hold_without_contraction(problem: Problem) -> None:
+    flow, _ = flow_of(problem)
+    bound = mincut_bytes(flow, range(flow.count), 0, float("inf"))
+    assert precedence_bound(problem) <= bound <= smallest_peak(problem)
+    assert mincut_bytes(flow, range(flow.count), 0, 0.0) >= precedence_bound(problem)
+    cuts = (smallest_cut(flow, operator) for operator in range(flow.count))
+    assert bound == max(cuts)
+
+
+def smallest_cut(flow: FlowGraph, operator: int) -> int:
+    """What an operator costs from the best of all states that it can run from."""
+    low, after = flow.ancestors[operator], flow.descendants[operator] | 1 << operator
+    free = [each for each in range(flow.count) if not (low | after) >> each & 1]
+    best = []
+    for chosen in range(1 << len(free)):
+        state = low | sum(1 << each for at, each in enumerate(free) if chosen >> at & 1)
+        if all(not flow.ancestors[each] & ~state for each in bits_of(state)):
+            best.append(live_bytes(flow, state))
+    return min(best) + flow.rise_bytes[operator]
 
 @MANY
 @given(problems())
@@ -157,13 +189,14 @@ def crossed(width: int) -> Problem:
 @pytest.mark.parametrize("solver", ["cbc", "highs"])
 def test_a_time_limit_keeps_the_incumbent(solver: str) -> None:
     problem = crossed(22)
-    greedy = order(problem, solver="none")
+    flow, _ = flow_of(problem)
+    greedy = best_order(flow, 0, float("inf"))
     start = time.monotonic()
     schedule = order(problem, solver=solver, time_limit=2)
     assert time.monotonic() - start < 5
     assert is_executable(problem, schedule.order)
     assert schedule.peak_bytes <= greedy.peak_bytes
-    assert schedule.lower_bound_bytes >= greedy.lower_bound_bytes
+    assert schedule.lower_bound_bytes >= precedence_bound(problem)
     assert schedule.solver.status is SolverStatus.TIME_LIMIT_WITH_INCUMBENT
 
 

@@ -60,6 +60,13 @@ class Alternation:
         """Whether the order is proven, or every search has used up its memory."""
         return self.bound_bytes >= self.peak_bytes or not self._turns
 
+    def learn(self, order: Sequence[OperatorIndex], bound_bytes: Bytes) -> None:
+        """Take over an order and a bound that were found elsewhere."""
+        peak = self.flow.peak_bytes(order)
+        if peak < self.peak_bytes:
+            self.order, self.peak_bytes = tuple(order), peak
+        self.bound_bytes = min(self.peak_bytes, max(self.bound_bytes, bound_bytes))
+
     def run(self, deadline: float, most_states: int | None = None) -> None:
         """Take turns until done, the deadline has passed, or so many states have been expanded."""
         last = None if most_states is None else self.expanded + most_states

@@ -1,0 +1,194 @@
+"""Orders a graph by every method in turn, from the cheapest to the dearest, until the order is proven.
+
+Greedy rules and the precedence bound come first; then the graph is contracted and split, and each piece
+that may still matter gets a short exact search, min-cut bounds, dearer heuristics, and the search again
+for as long as it pays. The integer program is tried last, where it is small enough to help. The largest
+of the pieces' smallest peaks is the graph's, so a bound proven for one piece closes all those whose known
+order needs no more. Whatever has been found by the deadline is returned, with what has been proven.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from olla_solvers import backends
+from olla_solvers.errors import SolverUnavailableError
+from olla_solvers.order.bounds import mincut_bytes
+from olla_solvers.order.contract import Contracted, contract
+from olla_solvers.order.flow import FlowGraph
+from olla_solvers.order.greedy import Found, best_order, best_piece_order
+from olla_solvers.order.ilp import variables_needed
+from olla_solvers.order.refine import Refined, refine
+from olla_solvers.order.search import ALL_RULES, Alternation, SearchRules
+from olla_solvers.order.split import Piece, split
+from olla_solvers.problem import Bytes
+
+MOST_PROGRAM_VARIABLES = 20_000
+"""Larger integer programs are not tried where no solver was named."""
+
+SHORT_SEARCH = 1000
+"""States of a piece expanded before dearer bounds and heuristics are tried."""
+
+MOST_CONTRACTED = 50_000
+"""Operators above which a graph is not contracted: that alone would outlast a usual limit."""
+
+
+@dataclass
+class _Part:
+    """A piece of the contracted graph with what is known about it.
+
+    Attributes:
+        piece: the piece.
+        found: its best known order.
+        search: its exact search, once started.
+    """
+
+    piece: Piece
+    found: Found
+    search: Alternation | None = None
+
+
+class Portfolio:
+    """One graph on its way to a proven order.
+
+    Attributes:
+        best: the best order so far.
+        bound_bytes: proven: no order has a smaller peak.
+        bound_by: the method that proved the bound.
+        parts: the contracted graph's pieces, once there are any.
+        refined: if the integer program ran: the solver, what it did, and the best order before.
+    """
+
+    def __init__(self, flow: FlowGraph, deadline: float, rules: SearchRules = ALL_RULES) -> None:
+        """Start with the greedy orders and the precedence bound."""
+        self._flow = flow
+        self._deadline = deadline
+        self._rules = rules
+        self._contracted: Contracted | None = None
+        self.bound_bytes = max(flow.precedence_bytes, default=0)
+        self.bound_by = "precedence bound"
+        self.best = best_order(flow, self.bound_bytes, deadline)
+        self.parts: list[_Part] = []
+        self.refined: tuple[str, Refined, Found] | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the best order is proven, or the time is over."""
+        return self.best.peak_bytes <= self.bound_bytes or time.monotonic() > self._deadline
+
+    def run(self, *, program: bool) -> None:
+        """Go through the methods until done.
+
+        Args:
+            program: whether the integer program may be tried.
+        """
+        if self.is_done or self._flow.count > MOST_CONTRACTED:
+            return
+        self._cut_up()
+        self._search(self._deadline, SHORT_SEARCH)
+        if self._rules.mincut:
+            self._lift_bound(self._share(0.3))
+        self._improve(self._share(0.3))
+        solvers = self._solvers() if program else ()
+        self._search(self._share(0.6) if solvers else self._deadline)
+        for solver in solvers:
+            if self._solve(solver):
+                break
+
+    def _share(self, part: float) -> float:
+        """A deadline that leaves time for what follows."""
+        now = time.monotonic()
+        return now + part * max(0.0, self._deadline - now)
+
+    def _cut_up(self) -> None:
+        flow = self._flow
+        singles = tuple((operator,) for operator in range(flow.count))
+        self._contracted = contract(flow) if self._rules.contract else Contracted(flow, singles)
+        smaller = self._contracted.flow
+        whole = Piece(smaller, tuple(range(smaller.count)))
+        pieces = split(smaller) if self._rules.split else (whole,) if smaller.count else ()
+        for piece in pieces:
+            self._prove(max(piece.flow.precedence_bytes), "precedence bound")
+        for piece in pieces:
+            self.parts.append(_Part(piece, best_order(piece.flow, self.bound_bytes, self._deadline)))
+        self._join()
+
+    def _prove(self, bound_bytes: Bytes, method: str) -> None:
+        if bound_bytes > self.bound_bytes:
+            self.bound_bytes, self.bound_by = bound_bytes, method
+
+    def _open(self) -> list[_Part]:
+        """Pieces that may need more than the bound, the costliest first."""
+        found = [part for part in self.parts if part.found.peak_bytes > self.bound_bytes]
+        return sorted(found, key=lambda part: -part.found.peak_bytes)
+
+    def _join(self) -> None:
+        """Take the pieces' orders together where that is better than the best order."""
+        if self._contracted is None:
+            return
+        inner = [each for part in self.parts for each in part.piece.expand(part.found.order)]
+        order = self._contracted.expand(inner)
+        peak = self._flow.peak_bytes(order)
+        if peak < self.best.peak_bytes:
+            rule = max(self.parts, key=lambda part: part.found.peak_bytes).found.rule
+            self.best = Found(order, peak, f"{rule}, contracted" if rule.startswith("greedy") else rule)
+
+    def _improve(self, deadline: float) -> None:
+        """Dearer heuristics."""
+        for part in self._open():
+            if self.is_done or time.monotonic() > deadline:
+                return
+            found = best_piece_order(part.piece.flow, self.bound_bytes, deadline)
+            if found.peak_bytes < part.found.peak_bytes:
+                part.found = found
+                self._join()
+
+    def _lift_bound(self, deadline: float) -> None:
+        for part in self._open():
+            if self.is_done or time.monotonic() > deadline:
+                return
+            bound = mincut_bytes(part.piece.flow, part.found.order, self.bound_bytes, deadline)
+            self._prove(bound, "min-cut bound")
+
+    def _search(self, deadline: float, most_states: int | None = None) -> None:
+        for part in self._open():
+            if self.is_done or part.found.peak_bytes <= self.bound_bytes:
+                continue
+            if part.search is None:
+                part.search = Alternation(part.piece.flow, part.found.order, self.bound_bytes, self._rules)
+            search = part.search
+            search.learn(part.found.order, self.bound_bytes)
+            search.run(deadline, most_states)
+            self._prove(search.bound_bytes, "exact search")
+            if search.peak_bytes < part.found.peak_bytes:
+                part.found = Found(search.order, search.peak_bytes, "exact search")
+                self._join()
+
+    def _solvers(self) -> tuple[str, ...]:
+        """Solvers that may take the program of every piece that is open."""
+        sizes = [variables_needed(part.piece.flow) for part in self._open()]
+        if self.is_done or not sizes or max(sizes) > MOST_PROGRAM_VARIABLES:
+            return ()
+        size = max(sizes)
+        return tuple(each for each in backends.available_solvers() if backends.may_take(each, size, size))
+
+    def _solve(self, solver: str) -> bool:
+        """Run the integer program on what is open. False where the solver does not take it."""
+        parts = self._open()
+        if self.is_done or not parts:
+            return True
+        try:
+            refined = refine(
+                [part.piece for part in parts], [part.found for part in parts], solver, self._deadline
+            )
+        except SolverUnavailableError:
+            return False
+        self.refined = (solver, refined, self.best)
+        for part, order in zip(parts, refined.orders, strict=True):
+            peak = part.piece.flow.peak_bytes(order)
+            if peak < part.found.peak_bytes:
+                part.found = Found(order, peak, f"ilp:{solver}")
+        self._prove(refined.bound_bytes or 0, f"ilp:{solver}")
+        self._join()
+        return True
