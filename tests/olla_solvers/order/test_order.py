@@ -94,6 +94,7 @@ def smallest_cut(flow: FlowGraph, operator: int) -> int:
             best.append(live_bytes(flow, state))
     return min(best) + flow.rise_bytes[operator]
 
+
 @MANY
 @given(problems())
 def test_flow_graph_and_contraction_keep_the_smallest_peak(problem: Problem) -> None:
