@@ -1,0 +1,137 @@
+"""The figures that the planner promises on real architectures, and the module's face."""
+
+import logging
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import olla_fx
+from olla_fx import torch_compat
+from olla_fx.models import build_model
+from tests.olla_fx.helpers import Twins, mlp, sgd, vectors
+
+MIB = 2**20
+WITHOUT_WORKSPACES = {
+    "resnet18": 29.8,
+    "alexnet": 144.2,
+    "vgg11": 392.2,
+    "mobilenet_v2": 75.65,
+    "vit_b_16": 116.8,
+}
+WITH_WORKSPACES = [
+    pytest.param("resnet18", 39.5),
+    pytest.param("alexnet", 146.0),
+    pytest.param("mobilenet_v2", 77.5),
+    pytest.param("vgg11", 394.0, marks=pytest.mark.slow),
+    pytest.param("vit_b_16", 118.0, marks=pytest.mark.slow),
+]
+
+
+def plan_meta(name, batch_size):
+    case = build_model(f"torchvision:{name}", batch_size=batch_size, device="meta")
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.1)
+    return olla_fx.plan(
+        case.model, case.inputs, loss_fn=case.loss_fn, optimizer=optimizer, solver="none", baseline=False
+    )
+
+
+@pytest.mark.parametrize("name", WITHOUT_WORKSPACES)
+def test_planned_peak_at_batch_1(name):
+    plan = plan_meta(name, 1)
+    assert plan.peak_bytes <= WITHOUT_WORKSPACES[name] * MIB
+    assert plan.buffer_bytes <= plan.peak_bytes * 1.01
+    assert plan.is_optimal
+
+
+@pytest.mark.parametrize("batch_size", [1, 32])
+def test_resnet18_is_within_a_thousandth_of_its_bound(batch_size):
+    plan = plan_meta("resnet18", batch_size)
+    assert plan.peak_bytes <= plan.lower_bound_bytes * 1.001
+    assert plan.lower_bound_bytes <= {1: 29.75, 32: 670.6}[batch_size] * MIB
+
+
+@pytest.mark.parametrize(("name", "most_mib"), WITH_WORKSPACES)
+def test_planned_peak_with_workspaces(name, most_mib):
+    """One real step is recorded; the plan then holds what kernels ask for."""
+    case = build_model(f"torchvision:{name}")
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.01)
+    step = olla_fx.optimize(case.model, case.inputs, loss_fn=case.loss_fn, optimizer=optimizer, solver="none")
+    step(*case.inputs)
+    assert step.plan.peak_bytes <= most_mib * MIB
+    assert step.plan.buffer_bytes <= most_mib * MIB * 1.01
+    step.poison()
+    step(*case.inputs)
+    assert step.counts.outside == 0
+    assert step.counts.outputs == 1
+    assert step.binding == "buffer"
+
+
+# The module's face
+
+
+def test_a_first_and_a_second_call():
+    twins = Twins(mlp(), sgd, vectors(1)[0])
+    assert twins.step.counts.served == 0
+    assert twins.step.outside_log == ()
+    twins.step.poison()
+    twins.run(vectors(1))
+    assert twins.step.counts.served > 0
+    twins.run(vectors(1))
+    assert twins.step.counts.served_bytes > 0
+    assert twins.step.counts.requests_on_worker_threads == 0
+
+
+def test_the_graph_module_in_force_is_readable():
+    twins = Twins(mlp(), sgd, vectors(1)[0])
+    twins.run(vectors(2))
+    assert "# t=0 " in twins.step.graph_module.code
+    assert "lives [" in twins.step.graph_module.code
+    twins.step.graph_module.graph.lint()
+
+
+def test_one_tensor_needs_no_tuple():
+    model = mlp().eval()
+    step = olla_fx.optimize(model, torch.ones(4, 6), mode="inference", solver="none")
+    with torch.no_grad():
+        assert torch.equal(model(torch.ones(4, 6)), step(torch.ones(4, 6)))
+
+
+def test_a_model_without_parameters():
+    step = olla_fx.optimize(nn.Softmax(1).eval(), torch.ones(4, 6), solver="none")
+    for _ in range(3):
+        assert torch.equal(step(torch.eye(4, 6)), torch.eye(4, 6).softmax(1))
+
+
+def test_a_model_that_does_nothing():
+    step = olla_fx.optimize(nn.Identity().eval(), torch.ones(4, 6), solver="none")
+    for _ in range(3):
+        assert torch.equal(step(torch.eye(4, 6)), torch.eye(4, 6))
+    assert step.plan.buffer_bytes == 0
+
+
+def test_planning_again_is_logged(caplog):
+    twins = Twins(mlp(), sgd, vectors(1)[0])
+    twins.run(vectors(1))
+    for model in (twins.eager, twins.planned):
+        model[0].bias.requires_grad_(False)
+    with caplog.at_level(logging.INFO, logger="olla_fx"):
+        twins.calls = 0
+        twins.run(vectors(2))
+    assert "0.bias was frozen or unfrozen" in caplog.text
+
+
+def test_a_torch_newer_than_tested_is_reported(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "99.1.0")
+    with pytest.warns(RuntimeWarning, match=r"tested with torch up to 2\.13, this is 99\.1\.0"):
+        torch_compat.warn_if_newer_than_tested()
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch_compat.warn_if_newer_than_tested()
+
+
+def test_public_names():
+    assert {"optimize", "plan", "Plan", "PlannedModule", "CaptureError"} <= set(olla_fx.__all__)
+    assert all(hasattr(olla_fx, name) for name in olla_fx.__all__)
