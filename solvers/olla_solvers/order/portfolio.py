@@ -10,6 +10,7 @@ order needs no more. Whatever has been found by the deadline is returned, with w
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from olla_solvers import backends
@@ -22,7 +23,7 @@ from olla_solvers.order.ilp import variables_needed
 from olla_solvers.order.refine import Refined, refine
 from olla_solvers.order.search import ALL_RULES, Alternation, SearchRules
 from olla_solvers.order.split import Piece, split
-from olla_solvers.problem import Bytes
+from olla_solvers.problem import Bytes, OperatorIndex
 
 MOST_PROGRAM_VARIABLES = 20_000
 """Larger integer programs are not tried where no solver was named."""
@@ -77,16 +78,25 @@ class Portfolio:
         """Whether the best order is proven, or the time is over."""
         return self.best.peak_bytes <= self.bound_bytes or time.monotonic() > self._deadline
 
-    def run(self, *, program: bool) -> None:
-        """Go through the methods until done.
+    def offer(self, order: Sequence[OperatorIndex], rule: str) -> None:
+        """Take an order of the whole graph that was found elsewhere, if it is better."""
+        peak = self._flow.peak_bytes(order)
+        if peak < self.best.peak_bytes:
+            self.best = Found(tuple(order), peak, rule)
 
-        Args:
-            program: whether the integer program may be tried.
-        """
+    def run_short(self) -> None:
+        """The cheap methods, which prove most graphs."""
         if self.is_done or self._flow.count > MOST_CONTRACTED:
             return
         self._cut_up()
         self._search(self._deadline, SHORT_SEARCH)
+
+    def run_long(self, *, program: bool) -> None:
+        """The dearer methods, until done.
+
+        Args:
+            program: whether the integer program may be tried.
+        """
         if self._rules.mincut:
             self._lift_bound(self._share(0.3))
         self._improve(self._share(0.3))
@@ -131,7 +141,9 @@ class Portfolio:
         order = self._contracted.expand(inner)
         peak = self._flow.peak_bytes(order)
         if peak < self.best.peak_bytes:
-            rule = max(self.parts, key=lambda part: part.found.peak_bytes).found.rule
+            # Contraction alone may settle the order, and leaves no pieces then.
+            costliest = max(self.parts, key=lambda part: part.found.peak_bytes, default=None)
+            rule = "greedy:contraction" if costliest is None else costliest.found.rule
             self.best = Found(order, peak, f"{rule}, contracted" if rule.startswith("greedy") else rule)
 
     def _improve(self, deadline: float) -> None:
