@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from olla_solvers import backends
-from olla_solvers.analysis import peak_bytes
+from olla_solvers.analysis import peak_bytes, timesteps
+from olla_solvers.errors import NoSolutionError
 from olla_solvers.order.contract import Contracted, contract
 from olla_solvers.order.flow import FlowGraph, flow_of
 from olla_solvers.order.greedy import Found, best_order, best_piece_order
+from olla_solvers.order.inductor import HEURISTICS
 from olla_solvers.order.portfolio import Portfolio
 from olla_solvers.order.refine import Refined, refine
 from olla_solvers.order.split import Piece, split
@@ -71,7 +73,9 @@ def order(problem: Problem, *, solver: str = "auto", time_limit: float | None = 
         return _by_program(problem, solver, start, start + time_limit)
     flow, captured = flow_of(problem)
     portfolio = Portfolio(flow, start + time_limit)
-    portfolio.run(program=solver == "auto")
+    portfolio.run_short()
+    _compare(problem, captured, portfolio, time.monotonic() + time_limit / 10)
+    portfolio.run_long(program=solver == "auto")
     report = SolverReport("none")
     if portfolio.refined is not None:
         name, refined, known = portfolio.refined
@@ -80,6 +84,21 @@ def order(problem: Problem, *, solver: str = "auto", time_limit: float | None = 
     proved_by = portfolio.bound_by if bound == portfolio.best.peak_bytes else None
     sequence = [captured[each] for each in portfolio.best.order]
     return _schedule(problem, sequence, portfolio.best.rule, (bound, proved_by), report, start)
+
+
+def _compare(
+    problem: Problem, captured: Sequence[OperatorIndex], portfolio: Portfolio, deadline: float
+) -> None:
+    """Be no worse than TorchInductor's heuristics; they are asked only where the order is not proven."""
+    position = timesteps(captured)
+    for name, heuristic in HEURISTICS.items():
+        if portfolio.best.peak_bytes <= portfolio.bound_bytes:
+            return
+        try:
+            order = heuristic(problem, deadline)
+        except NoSolutionError:
+            continue
+        portfolio.offer([position[each] for each in order], f"inductor:{name}")
 
 
 def _by_program(problem: Problem, solver: str, start: float, deadline: float) -> Schedule:
