@@ -156,7 +156,7 @@ def _compile(name: str, folder: Path) -> NativeModule:
     # Costs a second to import, and is not needed when the library exists.
     from torch.utils import cpp_extension
 
-    with warnings.catch_warnings():
+    with _scripts_on_path(), warnings.catch_warnings():
         # torch warns of a missing compiler, too, before it fails; one warning is enough.
         warnings.simplefilter("ignore")
         module = cpp_extension.load(
@@ -167,6 +167,17 @@ def _compile(name: str, folder: Path) -> NativeModule:
             verbose=False,
         )
     return cast(NativeModule, module)
+
+
+@contextlib.contextmanager
+def _scripts_on_path() -> Iterator[None]:
+    """Let torch find the ninja that pip put beside this Python, also where the environment is not activated."""
+    before = os.environ.get("PATH", "")
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), before])
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before
 
 
 def _import(name: str, library: Path) -> NativeModule:
