@@ -1,0 +1,313 @@
+"""Orders training steps for the smallest peak and tabulates what every method reaches and proves.
+
+Without arguments: the models of OLLA's evaluation at batch 1 and 32, captured under fake tensors, so that
+no batch needs memory. With graph files: those. The first table compares orders and bounds; ``--solvers``
+adds a second one, in which integer program solvers get the same graphs and the same limit as the search.
+
+    python examples/benchmarks/ordering.py --graphs captured --json ordering.json
+    python examples/benchmarks/ordering.py captured/alexnet_1.json --solvers cbc highs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from olla_solvers import backends
+from olla_solvers.analysis import captured_order, peak_bytes, precedence_bound
+from olla_solvers.errors import OllaError
+from olla_solvers.order import order
+from olla_solvers.order.bounds import mincut_bound
+from olla_solvers.order.contract import contract
+from olla_solvers.order.flow import FlowGraph, flow_of
+from olla_solvers.order.greedy import best_order
+from olla_solvers.order.ilp import order_program, variables_needed
+from olla_solvers.order.inductor import HEURISTICS
+from olla_solvers.order.split import split
+from olla_solvers.problem import Problem
+
+MODELS = (
+    *(
+        f"torchvision:{name}"
+        for name in (
+            "alexnet", "vgg11", "vgg16", "vgg19", "googlenet", "inception_v3", "resnet18", "resnet50",
+            "r3d_18", "squeezenet1_0", "mobilenet_v2", "mnasnet0_5", "efficientnet_b0", "vit_b_16",
+        )
+    ),
+    "torch:transformer-1",
+    "torch:transformer",
+    "transformers:roberta-base",
+    "transformers:xlm-roberta-base",
+)  # fmt: skip
+"""The models that OLLA was evaluated on."""
+
+SMALLEST_BATCH = {"torchvision:inception_v3": 2}
+"""Where normalisation needs more than one value."""
+
+TOKENS = 4
+"""Length of the texts."""
+
+MOST_COUNTED = 60_000
+"""Programs with more variables are not written down to count their constraints."""
+
+MIB = 1 << 20
+
+
+@dataclass
+class Row:
+    """What was measured on one graph; bytes, and seconds of wall-clock time.
+
+    Attributes:
+        graph: its name.
+        operators: how many it has.
+        captured: peak of the captured order.
+        eager: what eager PyTorch needs, where it was followed.
+        heuristics: peak of each heuristic's order.
+        peak: peak of the best order.
+        bounds: each bound.
+        bound: the best bound.
+        found_by: what found the order.
+        proved_by: what proved it, or None.
+        seconds: seconds a stage.
+        program: variables and constraints of the integer program, literal and reduced; None where too many
+            to write down.
+        solvers: for each solver its peak, bound, status and seconds.
+    """
+
+    graph: str
+    operators: int
+    captured: int
+    eager: int | None
+    heuristics: dict[str, int]
+    peak: int
+    bounds: dict[str, int]
+    bound: int
+    found_by: str
+    proved_by: str | None
+    seconds: dict[str, float]
+    program: dict[str, int | None]
+    solvers: dict[str, dict[str, object]] = field(default_factory=dict)
+
+    @property
+    def gap(self) -> float:
+        """Share of the peak that is not proven to be needed."""
+        return (self.peak - self.bound) / self.peak if self.peak else 0.0
+
+
+def capture(name: str, batch: int, optimizer: str) -> tuple[Problem, int | None]:
+    """A model's training step and what eager needs for it, under fake tensors."""
+    import olla_fx
+    from olla_fx.models import build_model, optimizer_by_name
+
+    case = build_model(name, batch_size=batch, tokens=TOKENS, device="meta")
+    plan = olla_fx.plan(
+        case.model,
+        case.inputs,
+        loss_fn=case.loss_fn,
+        optimizer=optimizer_by_name(optimizer, case.model.parameters()),
+        solver="none",
+        time_limit=0,
+    )
+    return plan.problem, None if plan.baseline is None else plan.baseline.live_peak_bytes
+
+
+def graphs(options: argparse.Namespace) -> Iterator[tuple[str, Problem, int | None]]:
+    """Every graph to measure: its name, the problem, and what eager needs."""
+    for path in options.files:
+        yield path.stem, Problem.load(path), None
+    if options.files:
+        return
+    for batch in options.batches:
+        for model in options.models:
+            size = max(batch, SMALLEST_BATCH.get(model, 1))
+            name = f"{model.rpartition(':')[2]}_{size}_{options.optimizer}"
+            try:
+                yield name, *_captured_before(options.graphs, name, model, size, options.optimizer)
+            except OllaError as error:
+                print(f"{name}: left out: {error}", file=sys.stderr)
+
+
+def _captured_before(
+    folder: Path | None, name: str, model: str, batch: int, optimizer: str
+) -> tuple[Problem, int | None]:
+    """Read a graph from the folder, or capture it and put it there."""
+    if folder is None:
+        return capture(model, batch, optimizer)
+    graph, eager = folder / f"{name}.json", folder / f"{name}.eager"
+    if not graph.exists():
+        problem, needed = capture(model, batch, optimizer)
+        folder.mkdir(parents=True, exist_ok=True)
+        problem.save(graph)
+        if needed is not None:
+            eager.write_text(str(needed), encoding="utf-8")
+    return Problem.load(graph), int(eager.read_text(encoding="utf-8")) if eager.exists() else None
+
+
+def measure(name: str, problem: Problem, eager: int | None, time_limit: float) -> Row:
+    """Order one graph by every method."""
+    seconds: dict[str, float] = {}
+    peaks: dict[str, int] = {}
+    for label, heuristic in HEURISTICS.items():
+        start = time.perf_counter()
+        peaks[label] = peak_bytes(problem, heuristic(problem, float("inf")))
+        seconds[label] = time.perf_counter() - start
+    start = time.perf_counter()
+    flow, _ = flow_of(problem)
+    peaks["greedy"] = best_order(flow, 0, float("inf")).peak_bytes
+    seconds["greedy"] = time.perf_counter() - start
+    bounds: dict[str, int] = {}
+    for label, bound in (("precedence", precedence_bound), ("min-cut", _mincut)):
+        start = time.perf_counter()
+        bounds[label] = bound(problem)
+        seconds[label] = time.perf_counter() - start
+    schedule = order(problem, time_limit=time_limit)
+    return Row(
+        graph=name,
+        operators=len(problem.operators),
+        captured=peak_bytes(problem, captured_order(problem)),
+        eager=eager,
+        heuristics=peaks,
+        peak=schedule.peak_bytes,
+        bounds=bounds,
+        bound=schedule.lower_bound_bytes,
+        found_by=schedule.found_by,
+        proved_by=schedule.proved_by,
+        seconds={**seconds, "order": schedule.seconds},
+        program=_program_sizes(flow),
+    )
+
+
+def _mincut(problem: Problem) -> int:
+    return mincut_bound(problem, time_limit=10)
+
+
+def _program_sizes(flow: FlowGraph) -> dict[str, int | None]:
+    """Of equation 14: every operator and array at every timestep; within spans; contracted and split."""
+    pieces = [piece.flow for piece in split(contract(flow).flow)]
+    return {
+        "variables, literal": 1 + flow.count * (flow.count + len(flow.arrays)),
+        "variables, spans": variables_needed(flow),
+        "variables, contracted": sum(variables_needed(each) for each in pieces),
+        "constraints, spans": _constraints([flow]),
+        "constraints, contracted": _constraints(pieces),
+    }
+
+
+def _constraints(flows: Sequence[FlowGraph]) -> int | None:
+    if sum(variables_needed(flow) for flow in flows) > MOST_COUNTED:
+        return None
+    return sum(len(order_program(flow, range(flow.count)).model.rows) for flow in flows)
+
+
+def compare_solvers(row: Row, problem: Problem, solvers: Sequence[str], time_limit: float) -> None:
+    """Give each solver the graph; what it cannot take is noted in its own words."""
+    for solver in ("auto", *solvers):
+        try:
+            schedule = order(problem, solver=solver, time_limit=time_limit)
+        except OllaError as error:
+            row.solvers[solver] = {"status": str(error)}
+            continue
+        row.solvers[solver] = {
+            "peak": schedule.peak_bytes,
+            "bound": schedule.lower_bound_bytes,
+            "status": schedule.proved_by or "open",
+            "seconds": schedule.seconds,
+            "variables": schedule.solver.variables,
+        }
+
+
+def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Columns of text, the first aligned to the left, the others to the right."""
+    widths = [max(len(line[column]) for line in (header, *lines)) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            f"{cell:<{widths[0]}}" if not at else f"{cell:>{widths[at]}}" for at, cell in enumerate(line)
+        )
+        for line in (header, *lines)
+    )
+
+
+def orders_table(rows: Sequence[Row]) -> str:
+    """The first table; peaks and bounds in MiB."""
+    header = ("graph", "operators", "eager", "captured", *HEURISTICS, "greedy", "peak", "precedence",
+              "min-cut", "gap %", "seconds", "variables", "reduced", "proved by")  # fmt: skip
+    lines = [
+        (
+            row.graph,
+            f"{row.operators:,}",
+            _mib(row.eager),
+            _mib(row.captured),
+            *(_mib(each) for each in row.heuristics.values()),
+            _mib(row.peak),
+            *(_mib(each) for each in row.bounds.values()),
+            f"{100 * row.gap:.3f}",
+            f"{row.seconds['order']:.2f}",
+            f"{row.program['variables, spans']:,}",
+            f"{row.program['variables, contracted']:,}",
+            row.proved_by or "open",
+        )
+        for row in rows
+    ]
+    return table(header, lines)
+
+
+def solvers_table(rows: Sequence[Row]) -> str:
+    """The second table; peaks and bounds in MiB."""
+    lines = [
+        (
+            row.graph,
+            solver,
+            *(
+                _mib(figure if isinstance(figure := result.get(key), int) else None)
+                for key in ("peak", "bound")
+            ),
+            f"{result['seconds']:.2f}" if "seconds" in result else "-",
+            str(result["status"])[:60],
+        )
+        for row in rows
+        for solver, result in row.solvers.items()
+    ]
+    return table(("graph", "solver", "peak", "bound", "seconds", "proved by"), lines)
+
+
+def _mib(size: int | None) -> str:
+    return "-" if size is None else f"{size / MIB:,.2f}"
+
+
+def main() -> int:
+    """Run the benchmark as the command line asks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path, help="graph files to order instead of models")
+    parser.add_argument("--models", nargs="+", default=MODELS, help="names as olla-fx plan takes them")
+    parser.add_argument("--batches", nargs="+", type=int, default=(1, 32))
+    parser.add_argument("--optimizer", default="sgd")
+    parser.add_argument("--time-limit", type=float, default=30.0, help="seconds a graph")
+    parser.add_argument("--graphs", type=Path, help="folder that keeps captured graphs for the next run")
+    parser.add_argument("--solvers", nargs="+", default=(), choices=backends.SOLVERS)
+    parser.add_argument("--json", type=Path, help="file for the results")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", category=UserWarning)
+    rows = []
+    for name, problem, eager in graphs(options):
+        row = measure(name, problem, eager, options.time_limit)
+        if options.solvers:
+            compare_solvers(row, problem, options.solvers, options.time_limit)
+        rows.append(row)
+        print(f"{name}: {_mib(row.peak)} MiB, {row.proved_by or 'open'}", file=sys.stderr)
+        if options.json:
+            options.json.write_text(json.dumps([asdict(each) for each in rows], indent=1), encoding="utf-8")
+    print(orders_table(rows))
+    if options.solvers:
+        print()
+        print(solvers_table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
