@@ -135,7 +135,9 @@ def solve(model: LinearModel, solver: str, *, time_limit: float | None = None) -
     with tempfile.TemporaryDirectory(prefix="olla_solvers_") as folder:
         request = {"solver": solver, "time_limit": _own_limit(time_limit), "model": _to_document(model)}
         Path(folder, "request.json").write_text(json.dumps(request), encoding="utf-8")
-        ended, words = _run_process(folder, time_limit)
+        # Writing a large model takes a while, which counts.
+        left = None if time_limit is None else max(0.0, start + time_limit - time.monotonic())
+        ended, words = _run_process(folder, left)
         seconds = time.monotonic() - start
         answer = Path(folder, "response.json")
         if not ended:
