@@ -171,7 +171,7 @@ def _compile(name: str, folder: Path) -> NativeModule:
 
 @contextlib.contextmanager
 def _scripts_on_path() -> Iterator[None]:
-    """Let torch find the ninja that pip put beside this Python, also where the environment is not activated."""
+    """Let torch find the ninja that pip put beside this Python, be the environment activated or not."""
     before = os.environ.get("PATH", "")
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), before])
     try:
