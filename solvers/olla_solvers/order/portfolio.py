@@ -34,6 +34,12 @@ SHORT_SEARCH = 1000
 MOST_CONTRACTED = 50_000
 """Operators above which a graph is not contracted: that alone would outlast a usual limit."""
 
+CUTTING_UP = 4.0
+"""Time that contracting, splitting and ordering the pieces takes, in that of the first orders and bounds."""
+
+COMPILING = 3.0
+"""Time that preparing a search takes, in the same unit."""
+
 
 @dataclass
 class _Part:
@@ -63,6 +69,7 @@ class Portfolio:
 
     def __init__(self, flow: FlowGraph, deadline: float, rules: SearchRules = ALL_RULES) -> None:
         """Start with the greedy orders and the precedence bound."""
+        start = time.monotonic()
         self._flow = flow
         self._deadline = deadline
         self._rules = rules
@@ -70,6 +77,7 @@ class Portfolio:
         self.bound_bytes = max(flow.precedence_bytes, default=0)
         self.bound_by = "precedence bound"
         self.best = best_order(flow, self.bound_bytes, deadline)
+        self._reading = time.monotonic() - start
         self.parts: list[_Part] = []
         self.refined: tuple[str, Refined, Found] | None = None
 
@@ -86,7 +94,7 @@ class Portfolio:
 
     def run_short(self) -> None:
         """The cheap methods, which prove most graphs."""
-        if self.is_done or self._flow.count > MOST_CONTRACTED:
+        if self.is_done or not self._affords(CUTTING_UP) or self._flow.count > MOST_CONTRACTED:
             return
         self._cut_up()
         self._search(self._deadline, SHORT_SEARCH)
@@ -105,6 +113,10 @@ class Portfolio:
         for solver in solvers:
             if self._solve(solver):
                 break
+
+    def _affords(self, times: float) -> bool:
+        """Whether there is time for so many times what the first orders and bounds took."""
+        return time.monotonic() + times * self._reading < self._deadline
 
     def _share(self, part: float) -> float:
         """A deadline that leaves time for what follows."""
@@ -168,6 +180,8 @@ class Portfolio:
             if self.is_done or part.found.peak_bytes <= self.bound_bytes:
                 continue
             if part.search is None:
+                if not self._affords(COMPILING):
+                    continue
                 part.search = Alternation(part.piece.flow, part.found.order, self.bound_bytes, self._rules)
             search = part.search
             search.learn(part.found.order, self.bound_bytes)

@@ -105,3 +105,22 @@ def test_either_direction_proves_small_steps(rules: SearchRules) -> None:
         flow, _ = flow_of(problem)
         found = searched(contract(flow).flow, rules)
         assert found.peak_bytes == found.bound_bytes == searched(flow, ALL_RULES).peak_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_thousands_of_graphs_are_proven_with_every_rule_on_and_off() -> None:
+    @settings(max_examples=5000, deadline=None, derandomize=True)
+    @given(problems(most=9))
+    def random_ones(problem: Problem) -> None:
+        for rules in COMBINATIONS:
+            check(problem, rules)
+
+    @settings(max_examples=1000, deadline=None, derandomize=True)
+    @given(training_steps())
+    def training_shaped(problem: Problem) -> None:
+        for rules in COMBINATIONS:
+            check(problem, rules)
+
+    random_ones()
+    training_shaped()

@@ -48,6 +48,7 @@ class Alternation:
         self._rules = rules
         self._memory = most_memory_bytes
         self._spaces: dict[bool, Space] = {}
+        self._compiling = 0.0
         self._budget = FIRST_BUDGET
         directions = [each for each, use in ((False, rules.forward), (True, rules.backward)) if use]
         self._turns = [
@@ -81,6 +82,8 @@ class Alternation:
 
     def _take_turn(self, turn: tuple[bool, bool], deadline: float) -> None:
         backward, probe = turn
+        if backward not in self._spaces and time.monotonic() + 2 * self._compiling > deadline:
+            return
         search = self._searches.get(turn)
         if search is None or (probe and search.ceiling_bytes != self.peak_bytes):
             start = self.peak_bytes - 1 if probe else self.bound_bytes
@@ -111,5 +114,7 @@ class Alternation:
 
     def _space(self, backward: bool) -> Space:
         if backward not in self._spaces:
+            start = time.monotonic()
             self._spaces[backward] = Space(self.flow, backward=backward, lazy=self._rules.lazy)
+            self._compiling = time.monotonic() - start
         return self._spaces[backward]
