@@ -40,15 +40,16 @@ def searched(flow: FlowGraph, rules: SearchRules) -> Alternation:
     return found
 
 
-def check(problem: Problem, rules: SearchRules) -> None:
+def check(problem: Problem, *combinations: SearchRules) -> None:
     optimum = smallest_peak(problem)
     flow, _ = flow_of(problem)
-    found = searched(flow, rules)
-    assert found.peak_bytes == found.bound_bytes == optimum
     contracted = contract(flow)
-    found = searched(contracted.flow, rules)
-    assert max(found.peak_bytes, contracted.floor_bytes) == optimum
-    assert max(found.bound_bytes, contracted.floor_bytes) == optimum
+    for rules in combinations:
+        found = searched(flow, rules)
+        assert found.peak_bytes == found.bound_bytes == optimum
+        found = searched(contracted.flow, rules)
+        assert max(found.peak_bytes, contracted.floor_bytes) == optimum
+        assert max(found.bound_bytes, contracted.floor_bytes) == optimum
 
 
 @pytest.mark.parametrize("rules", COMBINATIONS, ids=name_of)
@@ -113,14 +114,12 @@ def test_thousands_of_graphs_are_proven_with_every_rule_on_and_off() -> None:
     @settings(max_examples=5000, deadline=None, derandomize=True)
     @given(problems(most=9))
     def random_ones(problem: Problem) -> None:
-        for rules in COMBINATIONS:
-            check(problem, rules)
+        check(problem, *COMBINATIONS)
 
     @settings(max_examples=1000, deadline=None, derandomize=True)
     @given(training_steps())
     def training_shaped(problem: Problem) -> None:
-        for rules in COMBINATIONS:
-            check(problem, rules)
+        check(problem, *COMBINATIONS)
 
     random_ones()
     training_shaped()
