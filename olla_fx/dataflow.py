@@ -181,8 +181,8 @@ class _Builder:
     def _new_storage(self, key: int, name: str, leaf: torch.Tensor, producer: int | None) -> None:
         if not isinstance(leaf.untyped_storage().nbytes(), int):
             raise CaptureError(
-                f"the size of {name} depends on the values of the model's tensors (a boolean mask or "
-                "nonzero, say), so no plan fits every step; use torch.where or fixed shapes"
+                f"the model has shapes that depend on the values of its tensors (of {name}: a mask or "
+                "nonzero, say), so no plan fits every step. Use torch.where or fixed shapes"
             )
         self.storages[key] = _Storage(name, leaf.untyped_storage().nbytes(), producer, set(), producer, set())
 

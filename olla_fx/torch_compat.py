@@ -19,6 +19,12 @@ from torch._functorch import aot_autograd as _aot_autograd
 from torch._functorch._aot_autograd import graph_compile as _graph_compile
 from torch._subclasses import fake_tensor as _fake_tensor
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
+from torch.nn.modules.module import (
+    _global_backward_hooks,
+    _global_backward_pre_hooks,
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
+)
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 OLDEST_TESTED = (2, 11)
@@ -147,6 +153,11 @@ def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return tensor * torch.empty_like(tensor).bernoulli_(1 - p).div_(1 - p)
 
 
+def kernel_settings() -> tuple[object, ...]:
+    """What decides which memory CPU kernels request, beside their inputs."""
+    return torch.get_num_threads(), torch.backends.mkldnn.enabled
+
+
 def autocast_state(device: torch.device) -> tuple[bool, torch.dtype]:
     """Whether autocast is on for a device's type, and to which dtype."""
     enabled = torch.is_autocast_enabled(device.type)
@@ -240,8 +251,12 @@ def tensor_hooks(tensor: torch.Tensor) -> bool:
 
 
 def module_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
-    """All forward and backward hooks of one module, not of its children."""
+    """All forward and backward hooks that run for one module, global ones included."""
     tables = (
+        _global_forward_hooks,
+        _global_forward_pre_hooks,
+        _global_backward_hooks,
+        _global_backward_pre_hooks,
         module._forward_hooks,
         module._forward_pre_hooks,
         module._backward_hooks,

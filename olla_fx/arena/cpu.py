@@ -138,8 +138,10 @@ class CpuArena:
         Args:
             record: keep what is requested and freed, for :meth:`recording`.
             loose: for a program whose ordinals are a guess. A request takes any expected request of its
-                operator and size, and never a place where a block that was served this way is still alive;
-                so no order of requests and no lifetime can harm an answer. Slower.
+                operator and size. Slower.
+
+        In either mode a request never gets a place where a served block is still alive, so that no order of
+        requests and no lifetime can harm an answer.
 
         Raises:
             ArenaBusyError: if this arena is being run, or this thread runs in another one.

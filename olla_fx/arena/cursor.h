@@ -126,7 +126,7 @@ class Cursor {
   explicit Cursor(Program program) : program_(std::move(program)) {}
 
   // `loose`: a request is matched with any request of its size that the operator has not made yet, for
-  // programs whose ordinals are a guess. The caller must then refuse places that are still occupied.
+  // programs whose ordinals are a guess.
   void start(bool loose) {
     loose_ = loose;
     interruptions_ = 0;
@@ -156,7 +156,9 @@ class Cursor {
     return operator_.get();
   }
 
-  // Takes the next request. `occupy(offset)` says whether its place may be used; asked in loose mode only.
+  // Takes the next request. `occupy(offset)` says whether its place is free. In a step that requests what
+  // was recorded it always is; where a kernel makes other requests than then, a result may stand in the place
+  // of scratch memory, and whoever comes next to that place must go elsewhere.
   template <typename Occupy>
   Answer next(int64_t size_bytes, Occupy occupy) {
     const int64_t ordinal = ordinal_++;
@@ -167,7 +169,7 @@ class Cursor {
         counters.outputs.add(1);
         return {Verdict::kOutput, kOutsideOnPurpose, op, ordinal};
       }
-      if (!loose_ || occupy(planned->offset)) {
+      if (occupy(planned->offset)) {
         counters.served.add(1);
         counters.served_bytes.add(size_bytes);
         return {Verdict::kServed, planned->offset, op, ordinal};

@@ -62,6 +62,8 @@ class TensorSpec:
             and tensor.dtype == self.dtype
             and tensor.stride() == self.stride
             and tensor.device == self.device
+            and not tensor.is_neg()
+            and not tensor.is_conj()
         )
 
     def empty(self, *, meta_as: torch.device) -> torch.Tensor:

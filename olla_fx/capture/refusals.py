@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
+import random
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import fx, nn
 
@@ -49,6 +52,26 @@ def refuse_baked_tensors(graph_module: fx.GraphModule, model: nn.Module) -> None
                 f"the model also keeps {name} in a Python container and reads it from there: it would not "
                 "be trained: read it as an attribute, or use nn.ParameterList or nn.ParameterDict"
             )
+
+
+@contextlib.contextmanager
+def no_python_randomness() -> Iterator[None]:
+    """Refuse a model that draws from Python's or NumPy's generator: one draw would serve all steps.
+
+    Both generators are put back.
+    """
+    python, legacy = random.getstate(), np.random.get_state()
+    try:
+        yield
+        drawn = random.getstate() != python or pickle.dumps(np.random.get_state()) != pickle.dumps(legacy)
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)
+    if drawn:
+        raise CaptureError(
+            "the model draws random numbers from Python's random or numpy.random, which a captured step "
+            "would draw once for all steps; draw them with torch"
+        )
 
 
 @contextlib.contextmanager

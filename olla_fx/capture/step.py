@@ -21,7 +21,13 @@ from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.eager import FakeStep
 from olla_fx.capture.inputs import Role, StepInput, TensorSlot, TensorSpec, tensor_slots
 from olla_fx.capture.optimizer import OptimizerLayout
-from olla_fx.capture.refusals import explained, refuse_baked_tensors, refuse_effects, refuse_fused_lstm
+from olla_fx.capture.refusals import (
+    explained,
+    no_python_randomness,
+    refuse_baked_tensors,
+    refuse_effects,
+    refuse_fused_lstm,
+)
 from olla_fx.capture.shadow_model import ShadowModel, refuse_side_effects
 from olla_fx.capture.types import (
     CapturedStep,
@@ -60,6 +66,7 @@ def capture(request: StepRequest) -> CapturedStep:
         module_training={name: module.training for name, module in request.model.named_modules()},
         device=tracing.device,
         autocast=torch_compat.autocast_state(tracing.device),
+        kernel_settings=torch_compat.kernel_settings(),
         seconds=time.perf_counter() - started,
     )
 
@@ -68,7 +75,7 @@ def _trace(request: StepRequest, unused: frozenset[str]) -> tuple[_Tracing, fx.G
     """Trace a step in which the parameters ``unused``, whom no gradient reaches, are not trained."""
     tracing = _Tracing(request, unused)
     attributes = tracing.shadow.attributes()
-    with explained(request.model), torch.random.fork_rng(devices=[]):
+    with explained(request.model), torch.random.fork_rng(devices=[]), no_python_randomness():
         graph_module = torch_compat.trace_functional(tracing.step, tracing.flat_arguments, tracing.fake_mode)
     refuse_side_effects(attributes, tracing.shadow.attributes())
     refuse_effects(graph_module, len(tracing.inputs))

@@ -61,6 +61,7 @@ class CapturedStep:
         module_training: training flag of every module, by name.
         device: where everything lives.
         autocast: whether autocast was on, and its dtype.
+        kernel_settings: number of threads and the like, on which recorded workspaces depend.
         seconds: wall-clock time of capturing.
     """
 
@@ -76,6 +77,7 @@ class CapturedStep:
     module_training: Mapping[str, bool]
     device: torch.device
     autocast: tuple[bool, torch.dtype]
+    kernel_settings: tuple[object, ...]
     seconds: float
 
 

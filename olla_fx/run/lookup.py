@@ -118,6 +118,8 @@ class StepLookup:
         autocast = torch_compat.autocast_state(self._captured.device)
         if autocast[0] != self._captured.autocast[0] or (autocast[0] and autocast != self._captured.autocast):
             return "autocast was switched"
+        if torch_compat.kernel_settings() != self._captured.kernel_settings:
+            return "the number of threads or oneDNN was switched"
         modules = tuple(self._model.named_modules())
         if len(modules) != len(self._modules):
             return "modules were added or removed"

@@ -59,18 +59,6 @@ def test_an_address_that_is_used_again_belongs_to_several_blocks() -> None:
     assert all(each.freed_in_operator == each.operator for each in requests)
 
 
-def test_blocks_that_share_a_place_end_oldest_first() -> None:
-    arena = CpuArena(512, 2, [PlannedRequest(0, 0, 400, 0), PlannedRequest(1, 0, 400, 0)])
-    with arena.region(record=True):
-        arena.begin_operator(0)
-        dying = torch.empty(100)
-        arena.begin_operator(1)
-        born = torch.empty(100)
-        assert born.data_ptr() == dying.data_ptr()
-        del dying
-    assert [each.freed_in_operator for each in arena.recording()] == [1, None]
-
-
 def test_blocks_from_before_the_run_are_ignored() -> None:
     arena = CpuArena(0, 1, [])
     with arena.region(record=True):

@@ -207,6 +207,20 @@ def test_convolution_scratch_lives_in_the_buffer_and_the_result_is_the_same(reco
         assert arena.counters() == Counters(len(sizes), sum(sizes), 0, 0, 0, 0)
         assert arena.contains(result.data_ptr())
         assert torch.equal(result, expected)
+        del result  # what is alive keeps its place
+
+
+def test_a_place_whose_block_is_alive_is_not_served() -> None:
+    arena = CpuArena(512, 2, [PlannedRequest(0, 0, 400, 0), PlannedRequest(1, 0, 400, 64)])
+    with arena.region():
+        arena.begin_operator(0)
+        alive = torch.ones(100)
+        arena.begin_operator(1)
+        other = torch.zeros(100)
+    assert arena.contains(alive.data_ptr())
+    assert not arena.contains(other.data_ptr())
+    assert torch.equal(alive, torch.ones(100))
+    assert arena.counters().outside == 1
 
 
 def test_loose_runs_match_by_size_alone() -> None:

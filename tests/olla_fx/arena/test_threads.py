@@ -95,6 +95,7 @@ def test_two_threads_run_their_own_arenas() -> None:
                 failures.append(f"thread {value}")
             if arena.counters().served != 1:
                 failures.append(f"thread {value} counts {arena.counters()}")
+            del block
 
     threads = [threading.Thread(target=work, args=(float(value),)) for value in range(4)]
     for thread in threads:
@@ -129,6 +130,7 @@ def test_attention_backward_in_bf16_keeps_its_gradients(two_threads: None) -> No
             arena.begin_operator(0)
             found = gradient()
         assert torch.equal(found, expected)
+        del found  # what is alive keeps its place
         assert arena.counters().served == len(recording)
         assert arena.counters().outside == 0
 

@@ -6,6 +6,7 @@ room in their sections. Spans without bytes collide with nothing and are left ou
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,7 +87,12 @@ def prepare(spans: Sequence[Span], capacity_bytes: Bytes, rules: SearchRules) ->
     free = np.array([spans[index].offset is None for index in sized], dtype=bool)
     numbers = np.array(sized, dtype=np.int64)
     blocks = [
-        (int(first[i]), int(last[i]), (spans[sized[i]].offset or 0) // unit, spans[sized[i]].size_bytes // unit)
+        (
+            int(first[i]),
+            int(last[i]),
+            (spans[sized[i]].offset or 0) // unit,
+            spans[sized[i]].size_bytes // unit,
+        )
         for i in np.flatnonzero(~free)
     ]
     arrays = [spans[index] for index in numbers[free]]
@@ -165,7 +171,7 @@ def _blocks_of_sections(
     collision = False
     for each in found:
         each.sort()
-        collision = collision or any(a[1] > b[0] for a, b in zip(each, each[1:], strict=False))
+        collision = collision or any(a[1] > b[0] for a, b in itertools.pairwise(each))
     return (*_flat(found), collision)
 
 

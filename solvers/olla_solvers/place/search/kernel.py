@@ -189,7 +189,7 @@ def _has_room(state: State, length: int) -> bool:
     register = state.register
     if register[LIST_TOP] + length > len(state.lists):
         return False
-    return register[TRAIL_TOP] + 2 * length + 1 <= len(state.trail)
+    return bool(register[TRAIL_TOP] + 2 * length + 1 <= len(state.trail))
 
 
 @njit(cache=True)
@@ -400,7 +400,7 @@ def _split(
             section += 1
             continue
         end = section + 1
-        while end < high and (state.crossing[end] > 0 or not rules.decompose and end < high):
+        while end < high and (state.crossing[end] > 0 or (not rules.decompose and end < high)):
             end += 1
         child = state.register[NODE_TOP]
         state.register[NODE_TOP] = child + 1
