@@ -60,7 +60,7 @@ def test_planned_peak_with_workspaces(name, most_mib):
     step = olla_fx.optimize(case.model, case.inputs, loss_fn=case.loss_fn, optimizer=optimizer, solver="none")
     step(*case.inputs)
     assert step.plan.peak_bytes <= most_mib * MIB
-    assert step.plan.buffer_bytes <= most_mib * MIB * 1.01
+    assert step.plan.buffer_bytes <= step.plan.peak_bytes * 1.05
     step.poison()
     step(*case.inputs)
     assert step.counts.outside == 0
