@@ -1,15 +1,16 @@
 """Plan → reordered ``GraphModule``.
 
-The emitted graph holds the operators in planned order. Free nodes (views, ``getitem``, scalar
-arithmetic) stand right before their first user. The generated code deletes every value after its last
-use, so storages are released just when the plan says. Each line carries its timestep, and the offset
-and lifetime of what it makes, as a comment::
+The emitted graph holds the operators in planned order, each followed by the ``getitem`` of its results.
+Free nodes (views, scalar arithmetic) stand right before their first user. The generated code deletes every
+value after its last use, so storages are released just when the plan says. Each line carries its timestep,
+and the offset and lifetime of what it makes, as a comment::
 
     convolution = torch.ops.aten.convolution.default(x, p_conv1_weight, ...)  # t=0: [0, 3211264) lives [0, 3)
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import fx
@@ -67,6 +68,10 @@ def emit(
         if begin_operator is not None:
             target.call_function(begin_operator, (timestep,))
         emitted[node] = target.node_copy(node, emitted.__getitem__)
+        # At once, or the tuple of all results would keep each alive until the last is asked for.
+        for result in node.users:
+            if result.target is operator.getitem:
+                emitted[result] = target.node_copy(result, emitted.__getitem__)
         emitted[node].meta["operator"] = name
         timesteps[emitted[node].name] = timestep
     output = source.output_node()
@@ -93,7 +98,7 @@ def _comments(
     dataflow: Dataflow, problem: Problem, plan: MemoryPlan, timesteps: Mapping[str, int]
 ) -> dict[str, str]:
     """For each emitted operator, by its name in the code, what stands behind its line."""
-    index = {operator.name: position for position, operator in enumerate(problem.operators)}
+    index = {each.name: position for position, each in enumerate(problem.operators)}
     order = [index[name] for name in plan.order]
     living = lifetimes(problem, order)
     comments: dict[str, str] = {}

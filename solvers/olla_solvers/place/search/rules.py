@@ -38,8 +38,8 @@ class SearchRules:
     Attributes:
         common_unit: divide sizes, fixed offsets and alignments by their greatest common divisor, and floor
             the capacity to it. *Proof:* a low is 0, the end of a fixed block or the top of an array,
-            aligned, so every offset of a smallest solution is a multiple of the divisor. An alignment that divides
-            the divisor of the others always holds and is dropped.
+            aligned, so every offset of a smallest solution is a multiple of the divisor. An alignment that
+            divides the divisor of the others always holds and is dropped.
         maximal_sections: keep one section, that is a set of arrays alive together, for each run of births
             followed by a death, instead of one for each timestep with an event. *Proof:* the live set
             at any other time is a subset of a kept one, so two arrays meet in a kept section when they meet
@@ -60,16 +60,16 @@ class SearchRules:
         hatless: when the subtree below a candidate that overlaps nothing unplaced fails, its node fails.
             *Proof:* suppose that a solution remains with another array next. Candidates are tried in
             ascending order, so all its later offsets come after this candidate's (offset, rank). Take this
-            candidate out of the listing and put it first, at its low: nothing unplaced overlaps it, so the rest
-            stays a listing, and it lies in the failed subtree.
+            candidate out of the listing and put it first, at its low: nothing unplaced overlaps it, so the
+            rest stays a listing, and it lies in the failed subtree.
         identical: of arrays with the same sections, size and alignment, place the one listed first
             before the next. *Proof:* swapping them in a solution yields a solution of the same sum.
         decompose: where no unplaced array crosses the border of two sections, search either side by itself;
             if one fails, so does the node. *Proof:* no array of one side constrains one of the
             other, and any part of a listing is in ascending order too.
-        rerank: at a split order the arrays of a component anew, the tightest section first. *Proof:* ties are in
-            any given order, so the only loss would be a component whose listing begins at the offset placed
-            last; the rank of that array is therefore forgotten there, which only adds listings.
+        rerank: at a split order the arrays of a component anew, the tightest section first. *Proof:* ties are
+            in any given order, so the only loss would be a component whose listing begins at the offset
+            placed last; the rank of that array is therefore forgotten there, which only adds listings.
     """
 
     common_unit: bool = True
