@@ -6,7 +6,7 @@ portfolio of orders. :class:`~olla_solvers.place.search.rules.SearchRules` state
 
 from __future__ import annotations
 
-from olla_solvers.place.search.driver import SearchResult, SearchStatus, search
+from olla_solvers.place.search.driver import SearchResult, SearchStatus, is_available, search
 from olla_solvers.place.search.rules import SearchRules
 
-__all__ = ["SearchResult", "SearchRules", "SearchStatus", "search"]
+__all__ = ["SearchResult", "SearchRules", "SearchStatus", "is_available", "search"]

@@ -38,7 +38,7 @@ class Prepared:
         twin_class: for each array a number shared by identical ones.
         low: for each array the lowest offset that fixed blocks allow.
         sections: how many there are.
-        gap: see :class:`olla_solvers.place.search.kernel.Instance`, for this and the five below.
+        gap: see :class:`olla_solvers.place.search.layout.Instance`, for this and the five below.
         gap_low: see there.
         gap_high: see there.
         block: see there.
@@ -141,7 +141,7 @@ def _sections(lower: Ints, upper: Ints, maximal: bool) -> tuple[Ints, Ints, int]
     """For each span its first section and the one after its last, and how many sections there are.
 
     Deaths come before births at equal times. With ``maximal`` a section ends at a death that follows a birth,
-    else at every time with a death or birth at which something is alive.
+    else at every time with a death or birth.
     """
     count = len(lower)
     if count == 0:

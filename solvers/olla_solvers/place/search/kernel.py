@@ -9,114 +9,46 @@ clock and enlarges the scratch space in between.
 
 Every rule is explained and proven at its switch in :class:`olla_solvers.place.search.rules.SearchRules`.
 
-All compiled functions are in this one file: numba's cache looks for changes in a function's own file only.
+numba's cache looks for changes in the file of the function that Python calls, and those are all in this file:
+whoever edits ``checks`` or ``lists`` must touch it too.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
-
-import numpy as np
 from numba import njit
 
-from olla_solvers.place.search.rules import Switches
-
-Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
-
-FOUND, EXHAUSTED, PAUSED, NEEDS_ROOM = 0, 1, 2, 3
-"""Outcomes of :func:`run`."""
-
-NODES, WORK, CURRENT, NODE_TOP, LIST_TOP, TRAIL_TOP = range(6)
-"""Indices of :attr:`State.register`."""
-
-# Columns of State.node.
-(
-    OWNER,  # node whose candidate made this component, -1 for the root
-    SIBLING,  # next component of the same split, or -1
-    START,  # its list in State.lists
+from olla_solvers.place.search.checks import bottoms, fits, is_passed, sweep
+from olla_solvers.place.search.layout import (
+    CURRENT,
+    CURSOR,
+    EXHAUSTED,
+    FLOOR,
+    FOUND,
+    HATLESS,
+    LAST_RANK,
     LENGTH,
-    SECTION_LOW,  # sections it lies in
-    SECTION_HIGH,
-    FLOOR,  # offset of the last placed array: nothing goes below
-    LAST_RANK,  # at FLOOR only arrays of higher rank may go
-    CURSOR,  # next candidate to try
-    LIMIT,  # candidates at or above are dominated
-    HATLESS,  # the candidate being tried overlaps nothing unplaced
-    NODE_MARK,  # tops of the stacks when the node began
+    LIMIT,
     LIST_MARK,
+    LIST_TOP,
+    NEEDS_ROOM,
+    NODE_MARK,
+    NODE_TOP,
+    NODES,
+    OWNER,
+    PAUSED,
+    SECTION_HIGH,
+    SECTION_LOW,
+    SIBLING,
+    START,
     TRAIL_MARK,
-) = range(14)
-NODE_COLUMNS = 14
-
-
-class Instance(NamedTuple):
-    """What is placed, in units; arrays are indices.
-
-    Attributes:
-        first: for each array its first section.
-        last: for each array the section after its last.
-        size: for each array.
-        alignment: for each array.
-        twin: for each array an identical one that must be placed before it, or -1.
-        gap: for each array where its forbidden offsets begin in ``gap_low``; one longer.
-        gap_low: starts of forbidden ranges of offsets, ascending for each array.
-        gap_high: their ends, exclusive.
-        block: for each section where its fixed blocks begin in ``block_low``; one longer.
-        block_low: first unit of each fixed block.
-        block_high: their ends, exclusive.
-        capacity: units available.
-    """
-
-    first: Ints
-    last: Ints
-    size: Ints
-    alignment: Ints
-    twin: Ints
-    gap: Ints
-    gap_low: Ints
-    gap_high: Ints
-    block: Ints
-    block_low: Ints
-    block_high: Ints
-    capacity: int
-
-
-class State(NamedTuple):
-    """Where the search stands.
-
-    Attributes:
-        low: for each array the lowest offset allowed; where it lies, once placed.
-        rank: for each array its place in the order of trial.
-        placed: for each array 1 when it is placed.
-        node: the stack of nodes.
-        lists: the nodes' lists of arrays, a stack.
-        trail: what to restore: (array, its low, its rank), or (-1 - array, 0, 0) for a placed one.
-        register: counters and stack tops.
-        total: for each section the unplaced units; and so on: scratch of one expansion.
-        crossing: for each boundary the arrays that cross it.
-        floor: for each section the lowest offset of its unplaced arrays.
-        following: for each section the next unpainted one.
-        remaining: the unplaced arrays, sorted.
-        changed: the arrays just raised.
-        key: for each array a sort key.
-        rerank: 1 in its only entry to rank by remaining totals at splits.
-    """
-
-    low: Ints
-    rank: Ints
-    placed: Ints
-    node: Ints
-    lists: Ints
-    trail: Ints
-    register: Ints
-    total: Ints
-    crossing: Ints
-    floor: Ints
-    following: Ints
-    remaining: Ints
-    changed: Ints
-    key: Ints
-    rerank: Ints
+    TRAIL_TOP,
+    WORK,
+    Instance,
+    Ints,
+    State,
+)
+from olla_solvers.place.search.lists import fit, has_room, merge, remember, sort, tighter, undo
+from olla_solvers.place.search.rules import Switches
 
 
 @njit(cache=True)
@@ -156,7 +88,7 @@ def run(instance: Instance, rules: Switches, state: State, nodes: int, work: int
         if register[NODES] >= nodes or register[WORK] >= work:
             return PAUSED
         current = register[CURRENT]
-        _undo(state, current)
+        undo(state, current)
         position = _next_candidate(instance, rules, state, current)
         node[current, CURSOR] = position
         if position >= node[current, LENGTH]:
@@ -167,7 +99,7 @@ def run(instance: Instance, rules: Switches, state: State, nodes: int, work: int
                 node[owner, CURSOR] = node[owner, LENGTH]
             register[CURRENT] = owner
             continue
-        if not _has_room(state, node[current, LENGTH]):
+        if not has_room(state, node[current, LENGTH]):
             return NEEDS_ROOM
         register[NODES] += 1
         node[current, CURSOR] = position + 1
@@ -181,15 +113,6 @@ def run(instance: Instance, rules: Switches, state: State, nodes: int, work: int
             if child < 0:
                 return FOUND
         _activate(instance, rules, state, child)
-
-
-@njit(cache=True)
-def _has_room(state: State, length: int) -> bool:
-    """Whether one expansion of a list fits: a list, a trail entry for each rise, each rank and the array."""
-    register = state.register
-    if register[LIST_TOP] + length > len(state.lists):
-        return False
-    return bool(register[TRAIL_TOP] + 2 * length + 1 <= len(state.trail))
 
 
 @njit(cache=True)
@@ -208,18 +131,12 @@ def _activate(instance: Instance, rules: Switches, state: State, index: int) -> 
             limit = min(limit, state.low[array] + instance.size[array])
     node[LIMIT] = limit
     cursor = 0
-    while cursor < node[LENGTH] and _passed(
-        state, state.lists[node[START] + cursor], node[FLOOR], node[LAST_RANK]
-    ):
+    while cursor < node[LENGTH]:
+        array = state.lists[node[START] + cursor]
+        if not is_passed(state.low, state.rank, array, node[FLOOR], node[LAST_RANK]):
+            break
         cursor += 1
     node[CURSOR] = cursor
-
-
-@njit(cache=True)
-def _passed(state: State, array: int, floor: int, rank: int) -> bool:
-    """Whether an unplaced array comes before the last placed one, so that it must rise first."""
-    low = state.low[array]
-    return bool(low < floor or (low == floor and state.rank[array] < rank))
 
 
 @njit(cache=True)
@@ -248,102 +165,43 @@ def _after_success(node: Ints, index: int) -> int:
 
 
 @njit(cache=True)
-def _undo(state: State, index: int) -> None:
-    """Take back all that happened since a node began."""
-    node, register = state.node[index], state.register
-    for position in range(register[TRAIL_TOP] - 1, node[TRAIL_MARK] - 1, -1):
-        array = state.trail[position, 0]
-        if array < 0:
-            state.placed[-1 - array] = 0
-        else:
-            state.low[array] = state.trail[position, 1]
-            state.rank[array] = state.trail[position, 2]
-    register[TRAIL_TOP] = node[TRAIL_MARK]
-    register[LIST_TOP] = node[LIST_MARK]
-    register[NODE_TOP] = node[NODE_MARK]
-
-
-@njit(cache=True)
-def _remember(state: State, array: int) -> None:
-    """Put an array's low and rank on the trail before they change."""
-    top = state.register[TRAIL_TOP]
-    state.trail[top, 0] = array
-    if array >= 0:
-        state.trail[top, 1] = state.low[array]
-        state.trail[top, 2] = state.rank[array]
-    state.register[TRAIL_TOP] = top + 1
-
-
-@njit(cache=True)
-def _fit(instance: Instance, array: int, offset: int) -> int:
-    """The lowest aligned offset from ``offset`` on at which an array collides with no fixed block."""
-    alignment = instance.alignment[array]
-    if alignment > 1:
-        offset = (offset + alignment - 1) // alignment * alignment
-    for index in range(instance.gap[array], instance.gap[array + 1]):
-        if offset < instance.gap_high[index] and offset >= instance.gap_low[index]:
-            offset = (instance.gap_high[index] + alignment - 1) // alignment * alignment
-    return offset
-
-
-@njit(cache=True)
-def _before(state: State, one: int, other: int) -> bool:
-    """Whether an array stands before another in a node's list."""
-    if state.low[one] != state.low[other]:
-        return bool(state.low[one] < state.low[other])
-    return bool(state.rank[one] < state.rank[other])
-
-
-@njit(cache=True)
-def _sort(state: State, arrays: Ints, count: int) -> None:
-    """Shell sort by (low, rank): the lists are short or nearly sorted."""
-    step = 1
-    while step < count // 3:
-        step = 3 * step + 1
-    while step > 0:
-        for index in range(step, count):
-            array = arrays[index]
-            hole = index
-            while hole >= step and _before(state, array, arrays[hole - step]):
-                arrays[hole] = arrays[hole - step]
-                hole -= step
-            arrays[hole] = array
-        step //= 3
-
-
-@njit(cache=True)
 def _place(instance: Instance, rules: Switches, state: State, index: int, position: int) -> int:
     """Put a node's candidate down; first child, 0 when nothing is left, -1 when it cannot be."""
     node = state.node[index]
+    low, size, firsts, lasts = state.low, instance.size, instance.first, instance.last
+    gap, alignment = instance.gap, instance.alignment
     start, length = node[START], node[LENGTH]
     chosen = state.lists[start + position]
-    offset = state.low[chosen]
-    top = offset + instance.size[chosen]
-    first, last = instance.first[chosen], instance.last[chosen]
+    offset = low[chosen]
+    top = offset + size[chosen]
+    first, last = firsts[chosen], lasts[chosen]
     state.placed[chosen] = 1
-    _remember(state, -1 - chosen)
+    remember(state.trail, state.register, -1 - chosen, 0, 0)
     kept, raised, touched = 0, 0, False
     for place in range(length):
         array = state.lists[start + place]
         if place == position:
             continue
-        if instance.first[array] < last and first < instance.last[array]:
+        if firsts[array] < last and first < lasts[array]:
             touched = True
-            if state.low[array] < top:
-                rise = _fit(instance, array, top)
-                if rise + instance.size[array] > instance.capacity:
+            if low[array] < top:
+                rise = top
+                if alignment[array] > 1 or gap[array] < gap[array + 1]:
+                    rise = fit(gap, instance.gap_low, instance.gap_high, alignment[array], array, top)
+                if rise + size[array] > instance.capacity:
                     node[HATLESS] = False
+                    state.blame[array] += 1
                     return -1
-                _remember(state, array)
-                state.low[array] = rise
+                remember(state.trail, state.register, array, low[array], state.rank[array])
+                low[array] = rise
                 state.changed[raised] = array
                 raised += 1
                 continue
         state.remaining[kept] = array
         kept += 1
     node[HATLESS] = not touched
-    _sort(state, state.changed, raised)
-    _merge(state, kept, raised)
+    sort(state.low, state.rank, state.changed, raised)
+    merge(state, kept, raised)
     return _split(
         instance,
         rules,
@@ -355,20 +213,6 @@ def _place(instance: Instance, rules: Switches, state: State, index: int, positi
         offset,
         state.rank[chosen],
     )
-
-
-@njit(cache=True)
-def _merge(state: State, kept: int, raised: int) -> None:
-    """Merge the raised arrays into the remaining ones, from the end."""
-    target = kept + raised
-    while raised > 0:
-        target -= 1
-        if kept > 0 and _before(state, state.changed[raised - 1], state.remaining[kept - 1]):
-            kept -= 1
-            state.remaining[target] = state.remaining[kept]
-        else:
-            raised -= 1
-            state.remaining[target] = state.changed[raised]
 
 
 @njit(cache=True)
@@ -387,10 +231,11 @@ def _split(
     state.register[WORK] += count + high - low + 1
     if count == 0:
         return 0
-    _sweep(instance, state, count, low, high)
-    if rules.section_floors and not _fits(instance, rules, state, count, low, high, floor):
+    sweep(instance, state, count, low, high)
+    passed = bottoms(instance, rules, state, count, floor, rank)
+    if passed < 0:
         return -1
-    if rules.local_dominance and _has_dead_end(instance, state, count, floor, rank):
+    if rules.section_floors and not fits(instance, state, count, low, high, passed):
         return -1
     first = state.register[NODE_TOP]
     node = state.node
@@ -422,94 +267,6 @@ def _split(
 
 
 @njit(cache=True)
-def _sweep(instance: Instance, state: State, count: int, low: int, high: int) -> None:
-    """Totals of the sections in ``[low, high)`` and how many arrays cross each boundary."""
-    total, crossing = state.total, state.crossing
-    total[low : high + 1] = 0
-    crossing[low : high + 1] = 0
-    for position in range(count):
-        array = state.remaining[position]
-        first, last = instance.first[array], instance.last[array]
-        total[first] += instance.size[array]
-        total[last] -= instance.size[array]
-        crossing[first + 1] += 1
-        crossing[last] -= 1
-    for section in range(low + 1, high + 1):
-        total[section] += total[section - 1]
-        crossing[section] += crossing[section - 1]
-
-
-@njit(cache=True)
-def _fits(
-    instance: Instance, rules: Switches, state: State, count: int, low: int, high: int, floor: int
-) -> bool:
-    """Whether every section has room for its unplaced arrays above the lowest of them.
-
-    Arrays ascend in their lowest offset, so the first that paints a section sets its floor; union-find
-    passes over what is painted.
-    """
-    following = state.following
-    for section in range(low, high + 1):
-        following[section] = section
-    for position in range(count):
-        array = state.remaining[position]
-        bottom = state.low[array]
-        if rules.monotone_floor and bottom < floor:
-            bottom = floor
-        last = instance.last[array]
-        section = _unpainted(following, instance.first[array])
-        while section < last:
-            state.floor[section] = bottom
-            used = bottom + state.total[section] + _fixed_above(instance, section, bottom)
-            if used > instance.capacity:
-                return False
-            following[section] = section + 1
-            section = _unpainted(following, section + 1)
-    return True
-
-
-@njit(cache=True)
-def _unpainted(following: Ints, section: int) -> int:
-    """The first unpainted section from ``section`` on, halving the path to it."""
-    while following[section] != section:
-        following[section] = following[following[section]]
-        section = following[section]
-    return section
-
-
-@njit(cache=True)
-def _fixed_above(instance: Instance, section: int, bottom: int) -> int:
-    """Units of a section's fixed blocks at or above an offset."""
-    units = 0
-    for index in range(instance.block[section], instance.block[section + 1]):
-        if instance.block_high[index] > bottom:
-            units += instance.block_high[index] - max(bottom, instance.block_low[index])
-    return units
-
-
-@njit(cache=True)
-def _has_dead_end(instance: Instance, state: State, count: int, floor: int, rank: int) -> bool:
-    """Whether some passed-over array has nothing unplaced that could still lift it."""
-    for position in range(count):
-        array = state.remaining[position]
-        if not _passed(state, array, floor, rank):
-            return False
-        top = state.low[array] + instance.size[array]
-        first, last = instance.first[array], instance.last[array]
-        liftable = False
-        for place in range(count):
-            other = state.remaining[place]
-            if max(floor, state.low[other]) >= top:
-                break
-            if place != position and instance.first[other] < last and first < instance.last[other]:
-                liftable = True
-                break
-        if not liftable:
-            return True
-    return False
-
-
-@njit(cache=True)
 def _distribute(instance: Instance, state: State, count: int, first: int) -> None:
     """Cut the sorted list into one for each new node; ``following`` tells a section's node."""
     node, register = state.node, state.register
@@ -535,7 +292,7 @@ def _rerank(instance: Instance, state: State, child: int) -> None:
     start, length = node[START], node[LENGTH]
     for position in range(length):
         array = state.lists[start + position]
-        _remember(state, array)
+        remember(state.trail, state.register, array, state.low[array], state.rank[array])
         most = 0
         for section in range(instance.first[array], instance.last[array]):
             load = state.total[section]
@@ -551,23 +308,15 @@ def _rerank(instance: Instance, state: State, child: int) -> None:
         for index in range(step, length):
             array = state.changed[index]
             hole = index
-            while hole >= step and _tighter(state, array, state.changed[hole - step]):
+            while hole >= step and tighter(state.key, state.rank, array, state.changed[hole - step]):
                 state.changed[hole] = state.changed[hole - step]
                 hole -= step
             state.changed[hole] = array
         step //= 3
     for position in range(length):
         state.rank[state.changed[position]] = position
-    _sort(state, state.lists[start : start + length], length)
+    sort(state.low, state.rank, state.lists[start : start + length], length)
     node[LAST_RANK] = -1
-
-
-@njit(cache=True)
-def _tighter(state: State, one: int, other: int) -> bool:
-    """Whether an array ranks before another by key, or by rank among equal keys."""
-    if state.key[one] != state.key[other]:
-        return bool(state.key[one] > state.key[other])
-    return bool(state.rank[one] < state.rank[other])
 
 
 @njit(cache=True)

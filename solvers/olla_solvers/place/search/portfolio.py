@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from olla_solvers.place.search.instance import Ints, Prepared
+
+Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 RANDOM_ORDERS = 12
 """Random orders in a round."""
@@ -24,6 +27,9 @@ BUDGET_GROWTH = 1.5
 
 LARGEST_NOISE = 0.5
 """Most noise on a random order's scores, in their standard deviations."""
+
+LARGEST_BLAME = 2.0
+"""Most weight of blame in a random order's scores, in their standard deviations."""
 
 KEEP, BY_TOTAL, BY_TOP = 0, 1, 2
 """What to do with ranks at a split: keep them, or put arrays in the fullest or highest section first."""
@@ -46,11 +52,13 @@ class Attempt:
     name: str
 
 
-def attempts(prepared: Prepared, seed: int) -> Iterator[Attempt]:
+def attempts(prepared: Prepared, blame: Ints, section_blame: Ints, seed: int) -> Iterator[Attempt]:
     """The attempts in turn, without end, the same for the same seed.
 
     Args:
         prepared: the instance.
+        blame: for each array how often attempts failed on it; looked at anew for each attempt.
+        section_blame: for each section how often its arrays did not fit; likewise.
         seed: of the random orders.
     """
     features = _Features(prepared)
@@ -61,7 +69,7 @@ def attempts(prepared: Prepared, seed: int) -> Iterator[Attempt]:
         for name, keys, rerank in features.fixed_orders():
             yield Attempt(_ranks(keys), rerank, nodes, name)
         for _ in range(RANDOM_ORDERS):
-            name, keys, rerank = features.random_order(random)
+            name, keys, rerank = features.random_order(random, blame, section_blame)
             yield Attempt(_ranks(keys), rerank, nodes, name)
         budget *= BUDGET_GROWTH
 
@@ -71,6 +79,7 @@ class _Features:
 
     def __init__(self, prepared: Prepared) -> None:
         self._lifetime = prepared.upper - prepared.lower
+        self._first, self._last = prepared.first, prepared.last
         self._sections = prepared.last - prepared.first
         self._size = prepared.size
         self._total = _fullest_section(prepared)
@@ -85,17 +94,34 @@ class _Features:
             ("sections, area", [self._sections, area], BY_TOTAL),
         )
 
-    def random_order(self, random: np.random.Generator) -> tuple[str, list[Ints], int]:
+    def random_order(
+        self, random: np.random.Generator, blame: Ints, section_blame: Ints
+    ) -> tuple[str, list[Ints], int]:
         """An order by a random score; identical arrays score alike."""
         base = random.integers(4)
         score = np.log(self._lifetime if base % 2 == 0 else self._sections)
         if base >= 2:
             score = score + np.log(self._size)
+        deviation = float(score.std())
+        weight = random.uniform(0, LARGEST_BLAME) * deviation
+        score = score + weight * self._standardised_blame(blame, section_blame)
         noise = random.uniform(0, LARGEST_NOISE) * float(score.std())
         classes = int(self._class.max()) + 1
         score = score + (noise * random.standard_normal(classes))[self._class]
         ties = random.random(classes)[self._class]
         return f"random {base}", [score, ties], int(random.integers(2))
+
+    def _standardised_blame(self, blame: Ints, section_blame: Ints) -> Floats:
+        """The logarithm of what attempts failed on, alike for identical arrays, with deviation 1."""
+        before = np.concatenate([[0], np.cumsum(section_blame)])
+        total = blame + before[self._last] - before[self._first]
+        if not total.any():
+            return np.zeros(len(total))
+        most = np.zeros(int(self._class.max()) + 1)
+        np.maximum.at(most, self._class, total)
+        logarithm: Floats = np.log1p(most[self._class] / total.mean())
+        logarithm /= max(float(logarithm.std()), 1e-9)
+        return logarithm
 
 
 def _ranks(keys: list[Ints]) -> Ints:

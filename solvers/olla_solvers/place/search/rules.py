@@ -24,6 +24,7 @@ class Switches(NamedTuple):
     dominance: bool
     section_floors: bool
     monotone_floor: bool
+    lift: bool
     local_dominance: bool
     hatless: bool
     identical: bool
@@ -52,6 +53,10 @@ class SearchRules:
             total size, plus what fixed blocks take above that offset, exceeds the capacity. *Proof:* those
             arrays and blocks are disjoint and lie between that offset and the capacity.
         monotone_floor: count no offset below the one placed last as open. *Proof:* listings ascend.
+        lift: count no offset of a passed-over array as open below the lowest low + size of the arrays of
+            its component that are not passed over. *Proof:* a passed-over array rises only when a neighbour
+            is placed, and then to that one's top at least. The first of them to rise does so on an array
+            that is not passed over, whose low never falls; any other rises on such a one or on one that rose.
         local_dominance: fail when a passed-over array j has no unplaced neighbour k (alive together with it)
             whose low, or the offset placed last if that is higher, is below j's low + size. *Proof:* j
             ends above its low, so, as it cannot move there, some neighbour that is placed later
@@ -77,6 +82,7 @@ class SearchRules:
     dominance: bool = True
     section_floors: bool = True
     monotone_floor: bool = True
+    lift: bool = True
     local_dominance: bool = True
     hatless: bool = True
     identical: bool = True
