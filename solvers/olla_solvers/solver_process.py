@@ -91,7 +91,10 @@ def _options(solver: str, time_limit: float | None) -> dict[str, Any]:
     if solver == "cbc":
         tolerance = f"integerTolerance {_INTEGER_TOLERANCE}"
         options = {"warmStart": True, "keepFiles": True, "logPath": _LOG, "options": [tolerance]}
-        return {"msg": False, "timeLimit": time_limit, "gapRel": 0, **options}
+        # PuLP's default, elapsed time, makes CBC 2.10 end in a segmentation fault, its log unwritten, where
+        # the limit falls into the root node. Its one thread's processor time is never ahead of the clock,
+        # and the caller ends what is late.
+        return {"msg": False, "timeLimit": time_limit, "timeMode": "cpu", "gapRel": 0, **options}
     if solver == "highs":
         tolerance_name = "mip_feasibility_tolerance"
         return {"msg": False, "timeLimit": time_limit, "gapRel": 0, tolerance_name: _INTEGER_TOLERANCE}

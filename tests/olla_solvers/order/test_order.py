@@ -7,6 +7,7 @@ import time
 import pytest
 from hypothesis import given, settings
 
+from olla_solvers import backends
 from olla_solvers.analysis import captured_order, peak_bytes, precedence_bound
 from olla_solvers.errors import SolverUnavailableError
 from olla_solvers.order import order
@@ -199,6 +200,14 @@ def test_a_time_limit_keeps_the_incumbent(solver: str) -> None:
     assert schedule.peak_bytes <= greedy.peak_bytes
     assert schedule.lower_bound_bytes >= precedence_bound(problem)
     assert schedule.solver.status is SolverStatus.TIME_LIMIT_WITH_INCUMBENT
+
+
+def test_cbc_survives_a_limit_in_its_root_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "_own_limit", lambda time_limit: 1.0)
+    report = order(crossed(22), solver="cbc", time_limit=30).solver
+    assert report.status is SolverStatus.TIME_LIMIT_WITH_INCUMBENT
+    assert report.detail == "Stopped on time limit"
+    assert report.bound_bytes is not None
 
 
 def test_auto_runs_no_program_where_the_bound_proves_greedy() -> None:
