@@ -40,6 +40,14 @@ DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...] = (
 UNINITIALIZED = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 """What lazy modules hold before their first call."""
 
+_GLOBAL_HOOKS = (
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
+    _global_backward_hooks,
+    _global_backward_pre_hooks,
+)
+_HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
 _patching = threading.RLock()
 _TENSORIFY = "tensorify_python_scalars"
 
@@ -252,17 +260,33 @@ def tensor_hooks(tensor: torch.Tensor) -> bool:
 
 def module_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
     """All forward and backward hooks that run for one module, global ones included."""
-    tables = (
-        _global_forward_hooks,
-        _global_forward_pre_hooks,
-        _global_backward_hooks,
-        _global_backward_pre_hooks,
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
+    tables = (*_GLOBAL_HOOKS, *map(module.__dict__.__getitem__, _HOOK_TABLES))
+    if not any(tables):
+        return []
     return [hook for table in tables for hook in table.values()]
+
+
+@contextlib.contextmanager
+def attribute_reads() -> Iterator[dict[tuple[int, str], torch.nn.Module]]:
+    """Note which attributes this thread reads from modules.
+
+    Yields:
+        The module of each read by its identity and the attribute's name; filled as the code runs.
+    """
+    reads: dict[tuple[int, str], torch.nn.Module] = {}
+    thread = threading.get_ident()
+
+    def read(module: torch.nn.Module, name: str) -> Any:
+        if threading.get_ident() == thread:
+            reads[id(module), name] = module
+        return object.__getattribute__(module, name)
+
+    with _patching:
+        setattr(torch.nn.Module, "__getattribute__", read)  # noqa: B010
+        try:
+            yield reads
+        finally:
+            delattr(torch.nn.Module, "__getattribute__")
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -34,13 +34,13 @@ class FakeStep:
         """
         self.request = request
         self.fake_mode = torch_compat.new_fake_mode()
-        slots = tensor_slots(request.model)
+        originals = request.modules()
+        slots = tensor_slots(originals)
         self._device = plan_device(request, slots)
-        originals = dict(request.model.named_modules())
         self.parameters: dict[str, nn.Parameter] = {}
         with self.fake_mode:
             tensors = [self._copy(places[0], originals[places[0].owner]) for places in slots]
-            self._shadow = ShadowModel(request.model, slots)
+            self._shadow = ShadowModel(request, slots)
             self._shadow.put(tensors)
             self._inputs = pytree.tree_map_only(torch.Tensor, self._empty, request.inputs)
             self._layout, self._state, self._scalars = self._copy_optimizer()
@@ -60,7 +60,7 @@ class FakeStep:
         optimizer = self.request.optimizer
         if optimizer is None:
             return None, {}, {}
-        layout = optimizers.describe(optimizer, self.request.model)
+        layout = optimizers.describe(optimizer, self.request.modules())
         state: dict[str, dict[str, torch.Tensor]] = {}
         for group, names in zip(optimizer.param_groups, layout.parameters, strict=True):
             for name, original in zip(names, group["params"], strict=True):
@@ -88,9 +88,9 @@ class FakeStep:
         """Run forward and backward only."""
         with self.fake_mode, torch.enable_grad():
             *inputs, target = self._inputs
-            if self.request.loss_fn is None:
+            if self._shadow.loss_fn is None:
                 raise ValueError("a training step needs loss_fn")
-            loss = self.request.loss_fn(self._shadow.model(*inputs), target)
+            loss = self._shadow.loss_fn(self._shadow.model(*inputs), target)
             loss.backward()  # type: ignore[no-untyped-call]
             return loss.detach()
 

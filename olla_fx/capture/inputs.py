@@ -9,7 +9,7 @@ between calls.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from olla_fx import torch_compat
+from olla_fx.capture.pictures import leaves_within
 from olla_fx.errors import CaptureError
 
 
@@ -116,8 +117,29 @@ class TensorSlot:
         return module.__dict__
 
 
-def tensor_slots(model: nn.Module) -> list[list[TensorSlot]]:
-    """All tensors of a module tree, each with every place it is tied to.
+def step_modules(model: nn.Module, loss_fn: object) -> dict[str, nn.Module]:
+    """All modules of a step by name: the model's by their paths, then those within its loss.
+
+    Args:
+        model: the model.
+        loss_fn: a loss module, an object or a bound method that holds modules, any function, or None.
+    """
+    modules = dict(model.named_modules())
+    known = set(modules.values())
+    prefix = "loss_fn"
+    while prefix in modules:
+        prefix += "_"
+    for path, root in leaves_within(loss_fn, prefix):
+        if isinstance(root, nn.Module):
+            modules.update(root.named_modules(known, path))
+    return modules
+
+
+def tensor_slots(modules: Mapping[str, nn.Module]) -> list[list[TensorSlot]]:
+    """All tensors of a step's modules, each with every place it is tied to.
+
+    Args:
+        modules: from :func:`step_modules`.
 
     Returns:
         One list a tensor, in the order parameters, buffers, plain attributes.
@@ -128,7 +150,7 @@ def tensor_slots(model: nn.Module) -> list[list[TensorSlot]]:
     tied: dict[int, list[TensorSlot]] = {}
     storages: dict[int, str] = {}
     for role in (Role.PARAMETER, Role.BUFFER, Role.ATTRIBUTE):
-        for slot, tensor in _slots_of(model, role):
+        for slot, tensor in _slots_of(modules, role):
             places = tied.setdefault(id(tensor), [])
             places.append(slot)
             if len(places) == 1:
@@ -136,8 +158,8 @@ def tensor_slots(model: nn.Module) -> list[list[TensorSlot]]:
     return list(tied.values())
 
 
-def _slots_of(model: nn.Module, role: Role) -> Iterator[tuple[TensorSlot, torch.Tensor]]:
-    for owner, module in model.named_modules():
+def _slots_of(modules: Mapping[str, nn.Module], role: Role) -> Iterator[tuple[TensorSlot, torch.Tensor]]:
+    for owner, module in modules.items():
         if role is Role.ATTRIBUTE and torch_compat.module_hooks(module):
             continue  # weight_norm and spectral_norm recompute such a tensor in their hook at every call
         probe = TensorSlot(role, "", owner, "")

@@ -138,13 +138,18 @@ def warn_about_fused(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def parameter_names(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """For each group, the model's names of its parameters.
+def parameter_names(
+    optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]
+) -> tuple[tuple[str, ...], ...]:
+    """For each group, the names of its parameters in the step's modules.
 
     Raises:
         UnsupportedOptimizerError: when a parameter is not the model's.
     """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names: dict[int, str] = {}
+    for owner, module in modules.items():
+        for key, parameter in module._parameters.items():
+            names.setdefault(id(parameter), f"{owner}.{key}" if owner else key)
     found = []
     for index, group in enumerate(optimizer.param_groups):
         stranger = next((each for each in group["params"] if id(each) not in names), None)
@@ -158,13 +163,13 @@ def parameter_names(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple
     return tuple(found)
 
 
-def describe(optimizer: torch.optim.Optimizer, model: nn.Module) -> OptimizerLayout:
+def describe(optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> OptimizerLayout:
     """Split an optimizer's hyper-parameters into late-bound scalars and constants.
 
     A number that is 0 is a constant, since optimizers leave code out for it (``weight_decay=0``): one
     that becomes or leaves 0 changes the layout, and with it the plan.
     """
-    parameters = parameter_names(optimizer, model)
+    parameters = parameter_names(optimizer, modules)
     scalars: list[ScalarSlot] = []
     constants = []
     for index, group in enumerate(optimizer.param_groups):

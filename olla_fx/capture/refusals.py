@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -38,19 +38,22 @@ def refuse_fused_lstm(graph_module: fx.GraphModule) -> None:
         )
 
 
-def refuse_baked_tensors(graph_module: fx.GraphModule, model: nn.Module) -> None:
-    """Refuse a model that reaches its own parameters or buffers by another way than its attributes."""
+def refuse_baked_tensors(graph_module: fx.GraphModule, modules: Mapping[str, nn.Module]) -> None:
+    """Refuse a step that reaches its own parameters or buffers by another way than as attributes."""
     own = {
-        torch_compat.storage_key(tensor): name
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        torch_compat.storage_key(tensor): f"{owner}.{key}".lstrip(".")
+        for owner, module in modules.items()
+        for key, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
     }
     for node in graph_module.graph.find_nodes(op="get_attr"):
         constant = getattr(graph_module, str(node.target), None)
         name = own.get(torch_compat.storage_key(constant)) if isinstance(constant, torch.Tensor) else None
         if name is not None:
             raise CaptureError(
-                f"the model also keeps {name} in a Python container and reads it from there: it would not "
-                "be trained: read it as an attribute, or use nn.ParameterList or nn.ParameterDict"
+                f"the step reads {name} from a Python container or a function's closure, where it would not "
+                "be trained: read it as an attribute of a module, or use nn.ParameterList or "
+                "nn.ParameterDict; make a loss that needs the model's weights an nn.Module that holds them"
             )
 
 

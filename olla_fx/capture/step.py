@@ -21,6 +21,7 @@ from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.eager import FakeStep
 from olla_fx.capture.inputs import Role, StepInput, TensorSlot, TensorSpec, tensor_slots
 from olla_fx.capture.optimizer import OptimizerLayout
+from olla_fx.capture.python_state import PythonState
 from olla_fx.capture.refusals import (
     explained,
     no_python_randomness,
@@ -63,7 +64,8 @@ def capture(request: StepRequest) -> CapturedStep:
         slots=tuple(tuple(places) for places in tracing.slots),
         optimizer=tracing.layout,
         state_keys={name: tuple(values) for name, values in tracing.state.items()},
-        module_training={name: module.training for name, module in request.model.named_modules()},
+        module_training={name: module.training for name, module in request.modules().items()},
+        python_state=tracing.python_state(),
         device=tracing.device,
         autocast=torch_compat.autocast_state(tracing.device),
         kernel_settings=torch_compat.kernel_settings(),
@@ -75,11 +77,16 @@ def _trace(request: StepRequest, unused: frozenset[str]) -> tuple[_Tracing, fx.G
     """Trace a step in which the parameters ``unused``, whom no gradient reaches, are not trained."""
     tracing = _Tracing(request, unused)
     attributes = tracing.shadow.attributes()
-    with explained(request.model), torch.random.fork_rng(devices=[]), no_python_randomness():
+    with (
+        explained(request.model),
+        torch.random.fork_rng(devices=[]),
+        no_python_randomness(),
+        torch_compat.attribute_reads() as tracing.reads,
+    ):
         graph_module = torch_compat.trace_functional(tracing.step, tracing.flat_arguments, tracing.fake_mode)
     refuse_side_effects(attributes, tracing.shadow.attributes())
     refuse_effects(graph_module, len(tracing.inputs))
-    refuse_baked_tensors(graph_module, request.model)
+    refuse_baked_tensors(graph_module, request.modules())
     refuse_fused_lstm(graph_module)
     return tracing, graph_module
 
@@ -108,20 +115,27 @@ class _Tracing:
         self.request = request
         self.unused = unused
         self.fake_mode = torch_compat.new_fake_mode()
-        self.slots = tensor_slots(request.model)
-        self.shadow = ShadowModel(request.model, self.slots)
+        self._originals = request.modules()
+        self.slots = tensor_slots(self._originals)
+        self.shadow = ShadowModel(request, self.slots)
+        self.reads: Mapping[tuple[int, str], nn.Module] = {}
         self.inputs: list[StepInput] = []
         self.flat_arguments: list[torch.Tensor] = []
         self.outputs: OutputLayout | None = None
         self.without_gradient: list[str] = []
         self.layout: OptimizerLayout | None = None
         self.state: dict[str, dict[str, torch.Tensor]] = {}
-        self._originals = dict(request.model.named_modules())
         self.device = plan_device(request, self.slots)
         self._add_model_tensors()
         if request.optimizer is not None:
             self._add_optimizer(request.optimizer)
         self._add_examples()
+
+    def python_state(self) -> PythonState:
+        """What the traced code read of its modules, as the user's own modules have it."""
+        copies = {id(copy): (name, self._originals[name]) for name, copy in self.shadow.modules.items()}
+        known = frozenset((slot.owner, slot.key) for places in self.slots for slot in places)
+        return PythonState.of(self.reads, copies, known, self.request.loss_fn)
 
     def _tensor(self, slot: TensorSlot) -> torch.Tensor:
         tensor: torch.Tensor = slot.table(self._originals[slot.owner])[slot.key]
@@ -141,7 +155,7 @@ class _Tracing:
 
     def _add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         optimizers.check_supported(optimizer)
-        self.layout = optimizers.describe(optimizer, self.request.model)
+        self.layout = optimizers.describe(optimizer, self._originals)
         trained = {each.name: each for each in self.inputs if each.role is Role.PARAMETER}
         for index, names in enumerate(self.layout.parameters):
             group = optimizer.param_groups[index]
@@ -228,9 +242,9 @@ class _Tracing:
         return self._flatten_outputs(answer)
 
     def _loss(self, outputs: Any, target: Any) -> torch.Tensor:
-        if self.request.loss_fn is None:
+        if self.shadow.loss_fn is None:
             raise CaptureError("a training step needs loss_fn")
-        loss = self.request.loss_fn(outputs, target)
+        loss = self.shadow.loss_fn(outputs, target)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             given = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise CaptureError(f"loss_fn must return a scalar tensor, not {given}")

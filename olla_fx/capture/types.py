@@ -11,8 +11,9 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from olla_fx.capture.inputs import StepInput, TensorSlot
+from olla_fx.capture.inputs import StepInput, TensorSlot, step_modules
 from olla_fx.capture.optimizer import OptimizerLayout
+from olla_fx.capture.python_state import PythonState
 from olla_fx.errors import CaptureError
 
 LossFunction = Callable[..., torch.Tensor]
@@ -59,6 +60,7 @@ class CapturedStep:
         optimizer: what was assumed of the optimizer, when training.
         state_keys: for each parameter that is updated, the keys of its optimizer state.
         module_training: training flag of every module, by name.
+        python_state: the Python values that were read and baked.
         device: where everything lives.
         autocast: whether autocast was on, and its dtype.
         kernel_settings: number of threads and the like, on which recorded workspaces depend.
@@ -75,6 +77,7 @@ class CapturedStep:
     optimizer: OptimizerLayout | None
     state_keys: Mapping[str, tuple[str, ...]]
     module_training: Mapping[str, bool]
+    python_state: PythonState
     device: torch.device
     autocast: tuple[bool, torch.dtype]
     kernel_settings: tuple[object, ...]
@@ -101,6 +104,10 @@ class StepRequest:
     optimizer: torch.optim.Optimizer | None = None
     return_outputs: bool = False
 
+    def modules(self) -> dict[str, nn.Module]:
+        """All modules that the step runs, by name."""
+        return step_modules(self.model, self.loss_fn)
+
 
 def plan_device(request: StepRequest, slots: Sequence[Sequence[TensorSlot]]) -> torch.device:
     """The one device of a step's tensors; meta tensors are planned as if on the CPU.
@@ -108,7 +115,7 @@ def plan_device(request: StepRequest, slots: Sequence[Sequence[TensorSlot]]) -> 
     Raises:
         CaptureError: when they are on several devices.
     """
-    modules = dict(request.model.named_modules())
+    modules = request.modules()
     tensors = [places[0].table(modules[places[0].owner])[places[0].key] for places in slots]
     leaves = [each for each in pytree.tree_leaves(request.inputs) if isinstance(each, torch.Tensor)]
     devices = {each.device for each in [*tensors, *leaves]} - {torch.device("meta")}

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from olla_fx import torch_compat
-from olla_fx.capture import CapturedStep, Mode, Role, TensorSlot, TensorSpec
+from olla_fx.capture import CapturedStep, Mode, Role, StepRequest, TensorSlot, TensorSpec
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.errors import StepInputError, StepModeError
 
@@ -24,21 +24,20 @@ _StateKeys = tuple[int, int, tuple[str, ...]]
 class StepLookup:
     """The inputs of one captured step, found anew at every call."""
 
-    def __init__(
-        self, captured: CapturedStep, model: nn.Module, optimizer: torch.optim.Optimizer | None
-    ) -> None:
+    def __init__(self, captured: CapturedStep, request: StepRequest) -> None:
         """Prepare the lookups.
 
         Args:
             captured: the step.
-            model: the user's.
-            optimizer: the user's, for training.
+            request: the user's model, loss and optimizer.
         """
         self._captured = captured
-        self._model = model
-        self._optimizer = optimizer
-        modules = dict(model.named_modules())
+        self._request = request
+        self._model = request.model
+        self._optimizer = request.optimizer
+        modules = request.modules()
         self._modules = tuple(modules.items())
+        self._hooks = tuple(torch_compat.module_hooks(module) for module in modules.values())
         self._slots: list[tuple[TensorSlot, nn.Module, TensorSpec]] = []
         self._aliases: list[tuple[nn.Module, TensorSlot, nn.Module, TensorSlot]] = []
         for places, step_input in zip(captured.slots, captured.inputs, strict=False):
@@ -120,29 +119,43 @@ class StepLookup:
             return "autocast was switched"
         if torch_compat.kernel_settings() != self._captured.kernel_settings:
             return "the number of threads or oneDNN was switched"
-        modules = tuple(self._model.named_modules())
+        return self._modules_outdated() or self._tensors_outdated() or self._optimizer_outdated()
+
+    def _modules_outdated(self) -> str | None:
+        modules = self._request.modules()
         if len(modules) != len(self._modules):
             return "modules were added or removed"
-        for (name, module), (_, planned) in zip(modules, self._modules, strict=True):
+        present = zip(modules.items(), self._modules, self._hooks, strict=True)
+        for (name, module), (_, planned), hooks in present:
             if module is not planned:
                 return f"module {name} was replaced"
             if module.training is not self._captured.module_training[name]:
                 return f"module {name} changed between training and eval"
+            if torch_compat.module_hooks(module) != hooks:
+                return f"the hooks of module {name} changed"
+        changed = self._captured.python_state.changed()
+        return None if changed is None else f"{changed} changed"
+
+    def _tensors_outdated(self) -> str | None:
         for slot, module, spec in self._slots:
             tensor = slot.table(module).get(slot.key)
             if tensor is None or not spec.fits(tensor):
                 return f"{slot.name} changed its shape, layout, dtype or device"
             if slot.role is Role.PARAMETER and tensor.requires_grad is not spec.requires_grad:
                 return f"{slot.name} was frozen or unfrozen"
+            if slot.role is Role.PARAMETER and torch_compat.tensor_hooks(tensor):
+                return f"{slot.name} has a gradient hook"
         for first_module, first, module, other in self._aliases:
             if first.table(first_module)[first.key] is not other.table(module).get(other.key):
                 return f"{first.name} and {other.name} are no longer tied"
-        return self._optimizer_outdated()
+        return None
 
     def _optimizer_outdated(self) -> str | None:
         layout, optimizer = self._captured.optimizer, self._optimizer
         if layout is None or optimizer is None:
             return None
+        if torch_compat.has_optimizer_pre_hooks(optimizer):
+            return "the optimizer has a step pre-hook"
         groups = optimizer.param_groups
         if [len(group["params"]) for group in groups] != [len(names) for names in layout.parameters]:
             return "the optimizer's parameter groups changed"
@@ -181,7 +194,10 @@ class StepLookup:
             for index, (old, name) in enumerate(zip(group["params"], names, strict=True))
             if present[name] is not old
         ]
-        own = {id(parameter) for parameter in self._model.parameters()} if replaced else set()
+        if not replaced:
+            return
+        modules = self._request.modules().values()
+        own = {id(parameter) for module in modules for parameter in module._parameters.values()}
         for parameters, index, new in replaced:
             old = parameters[index]
             # One that the model still has is there because the user put it there.

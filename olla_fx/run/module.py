@@ -79,7 +79,7 @@ class PlannedModule(nn.Module):
 
     def _plan_step(self, request: StepRequest) -> None:
         self._step = self._compile(request)
-        self._lookup = StepLookup(self._step.captured, self._model, request.optimizer)
+        self._lookup = StepLookup(self._step.captured, request)
 
     def forward(self, *inputs: Any) -> Any:
         """Run one step.
