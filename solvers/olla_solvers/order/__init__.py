@@ -15,17 +15,19 @@ from dataclasses import dataclass, replace
 from olla_solvers import backends
 from olla_solvers.analysis import peak_bytes, timesteps
 from olla_solvers.errors import NoSolutionError
-from olla_solvers.order.contract import Contracted, contract
+from olla_solvers.order.contract import Contracted, contract, unchanged
+from olla_solvers.order.early_updates import with_early_updates
 from olla_solvers.order.flow import FlowGraph, flow_of
 from olla_solvers.order.greedy import Found, best_order, best_piece_order
 from olla_solvers.order.inductor import HEURISTICS
 from olla_solvers.order.portfolio import Portfolio
 from olla_solvers.order.refine import Refined, refine
-from olla_solvers.order.split import Piece, split
+from olla_solvers.order.split import Piece, split, undivided
+from olla_solvers.order.techniques import ALL_TECHNIQUES, LITERAL, Techniques
 from olla_solvers.plan import Schedule, SolverEffect, SolverReport
 from olla_solvers.problem import Bytes, OperatorIndex, Problem
 
-__all__ = ["order"]
+__all__ = ["ALL_TECHNIQUES", "LITERAL", "Techniques", "order"]
 
 DEFAULT_SECONDS = 30.0
 """Time limit where none is given."""
@@ -48,7 +50,13 @@ class _Parts:
         return self.contracted.expand(joined)
 
 
-def order(problem: Problem, *, solver: str = "auto", time_limit: float | None = None) -> Schedule:
+def order(
+    problem: Problem,
+    *,
+    solver: str = "auto",
+    time_limit: float | None = None,
+    techniques: Techniques = ALL_TECHNIQUES,
+) -> Schedule:
     """Order a problem's operators for the smallest peak.
 
     Args:
@@ -57,6 +65,7 @@ def order(problem: Problem, *, solver: str = "auto", time_limit: float | None = 
             help), ``cbc``, ``gurobi``, ``highs`` (the program really runs, without the search's order or
             bound) or ``none`` (no integer program).
         time_limit: seconds; None for at most about 30, and about 5 with ``none``.
+        techniques: how a named solver's program is stated.
 
     Returns:
         The best order found, its peak, and a proven bound. Never worse than the captured order.
@@ -70,7 +79,7 @@ def order(problem: Problem, *, solver: str = "auto", time_limit: float | None = 
         time_limit = SECONDS_WITHOUT_PROGRAM if solver == "none" else DEFAULT_SECONDS
     if solver not in ("auto", "none"):
         backends.require(solver)
-        return _by_program(problem, solver, start, start + time_limit)
+        return _by_program(problem, solver, start, start + time_limit, techniques)
     flow, captured = flow_of(problem)
     # Joining and checking the order takes about as long as reading the graph did.
     kept = min(time.monotonic() - start, time_limit / 10)
@@ -103,14 +112,19 @@ def _compare(
         portfolio.offer([position[each] for each in order], f"inductor:{name}")
 
 
-def _by_program(problem: Problem, solver: str, start: float, deadline: float) -> Schedule:
+def _by_program(
+    problem: Problem, solver: str, start: float, deadline: float, techniques: Techniques
+) -> Schedule:
     """By the named solver's integer program, started from the greedy orders."""
     flow, captured = flow_of(problem)
     bound = max(flow.precedence_bytes, default=0)
     known = best_order(flow, bound, deadline)
-    parts = _parts(flow, bound, deadline)
+    parts = _parts(flow, bound, deadline, techniques)
     known = _better(flow, known, Found(parts.expand([each.order for each in parts.known]), 0, _rule(parts)))
-    refined = refine(parts.pieces, parts.known, solver, deadline)
+    refined = refine(parts.pieces, parts.known, solver, deadline, techniques)
+    if techniques.early_updates and not techniques.safe_anchors:
+        # What holds for the narrowed graph need not hold for this one.
+        refined.bound_bytes = None
     found = _better(flow, known, Found(parts.expand(refined.orders), 0, f"ilp:{solver}"))
     report = _report(refined, solver, known, found, parts.contracted.floor_bytes)
     proved_by = None
@@ -123,9 +137,16 @@ def _by_program(problem: Problem, solver: str, start: float, deadline: float) ->
     return _schedule(problem, sequence, found.rule, (bound, proved_by), report, start)
 
 
-def _parts(flow: FlowGraph, bound: Bytes, deadline: float) -> _Parts:
-    contracted = contract(flow)
-    pieces = split(contracted.flow)
+def _parts(flow: FlowGraph, bound: Bytes, deadline: float, techniques: Techniques) -> _Parts:
+    contracted = contract(flow) if techniques.contract else unchanged(flow)
+    if techniques.early_updates:
+        early = with_early_updates(contracted.flow, safe=techniques.safe_anchors)
+        contracted = replace(
+            contracted,
+            flow=early.flow,
+            parts=tuple(contracted.parts[each] for (each,) in early.parts),
+        )
+    pieces = split(contracted.flow) if techniques.pieces else undivided(contracted.flow)
     if not pieces:
         # All operators run first or last; the costliest of them stands for the graph in the program.
         pieces = (Piece(FlowGraph((contracted.floor_bytes,), (), ((),)), (None,)),)

@@ -68,6 +68,11 @@ class _Pair:
     position: OperatorIndex
 
 
+def unchanged(flow: FlowGraph) -> Contracted:
+    """The graph as if contracted, but for any merge."""
+    return Contracted(flow, tuple((operator,) for operator in range(flow.count)))
+
+
 def contract(flow: FlowGraph) -> Contracted:
     """Apply every rule until none applies.
 
@@ -77,7 +82,7 @@ def contract(flow: FlowGraph) -> Contracted:
     Returns:
         The smaller graph and the way back.
     """
-    current = Contracted(flow, tuple((operator,) for operator in range(flow.count)))
+    current = unchanged(flow)
     while True:
         smaller = _without_edge_operators(current)
         pairs = _pairs(smaller.flow)
@@ -127,8 +132,16 @@ def _without_edge_operators(current: Contracted) -> Contracted:
     )
 
 
-def _freed_bytes(flow: FlowGraph, operator: OperatorIndex) -> tuple[Bytes, Bytes]:
-    """G and F: bytes that the operator frees in every order, and in any order."""
+def freed_bytes(flow: FlowGraph, operator: OperatorIndex) -> tuple[Bytes, Bytes]:
+    """G and F of an operator.
+
+    Args:
+        flow: the graph.
+        operator: one of it.
+
+    Returns:
+        Bytes that the operator frees in every order, and those that it may free in some.
+    """
     surely, possibly = 0, 0
     above, below = flow.ancestors[operator] | 1 << operator, flow.descendants[operator]
     for index in flow.inputs[operator]:
@@ -142,7 +155,7 @@ def _freed_bytes(flow: FlowGraph, operator: OperatorIndex) -> tuple[Bytes, Bytes
 
 def _pairs(flow: FlowGraph) -> list[_Pair]:
     """Disjoint pairs to merge in one round."""
-    freed = [_freed_bytes(flow, operator) for operator in range(flow.count)]
+    freed = [freed_bytes(flow, operator) for operator in range(flow.count)]
     taken: set[OperatorIndex] = set()
     pairs = []
     for operator in range(flow.count):

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from olla_solvers import backends
 from olla_solvers.errors import SolverUnavailableError
 from olla_solvers.order.bounds import mincut_bytes
-from olla_solvers.order.contract import Contracted, contract
+from olla_solvers.order.contract import Contracted, contract, unchanged
 from olla_solvers.order.flow import FlowGraph
 from olla_solvers.order.greedy import Found, best_order, best_piece_order
 from olla_solvers.order.ilp import variables_needed
 from olla_solvers.order.refine import Refined, refine
 from olla_solvers.order.search import ALL_RULES, Alternation, SearchRules
-from olla_solvers.order.split import Piece, split
+from olla_solvers.order.split import Piece, split, undivided
 from olla_solvers.problem import Bytes, OperatorIndex
 
 MOST_PROGRAM_VARIABLES = 20_000
@@ -125,11 +125,9 @@ class Portfolio:
 
     def _cut_up(self) -> None:
         flow = self._flow
-        singles = tuple((operator,) for operator in range(flow.count))
-        self._contracted = contract(flow) if self._rules.contract else Contracted(flow, singles)
+        self._contracted = contract(flow) if self._rules.contract else unchanged(flow)
         smaller = self._contracted.flow
-        whole = Piece(smaller, tuple(range(smaller.count)))
-        pieces = split(smaller) if self._rules.split else (whole,) if smaller.count else ()
+        pieces = split(smaller) if self._rules.split else undivided(smaller)
         for piece in pieces:
             self._prove(max(piece.flow.precedence_bytes), "precedence bound")
         for piece in pieces:

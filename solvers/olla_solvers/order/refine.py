@@ -14,6 +14,7 @@ from olla_solvers import backends
 from olla_solvers.order.greedy import Found
 from olla_solvers.order.ilp import order_program, variables_needed
 from olla_solvers.order.split import Piece
+from olla_solvers.order.techniques import ALL_TECHNIQUES, Techniques
 from olla_solvers.plan import SolverStatus
 from olla_solvers.problem import Bytes, OperatorIndex
 
@@ -44,7 +45,13 @@ class Refined:
     seconds: float = 0.0
 
 
-def refine(pieces: Sequence[Piece], known: Sequence[Found], solver: str, deadline: float) -> Refined:
+def refine(
+    pieces: Sequence[Piece],
+    known: Sequence[Found],
+    solver: str,
+    deadline: float,
+    techniques: Techniques = ALL_TECHNIQUES,
+) -> Refined:
     """Solve pieces until the bound covers all others or time is over.
 
     Args:
@@ -52,6 +59,7 @@ def refine(pieces: Sequence[Piece], known: Sequence[Found], solver: str, deadlin
         known: for each piece a known order.
         solver: one of :data:`olla_solvers.backends.SOLVERS`.
         deadline: ``time.monotonic()`` at which to stop.
+        techniques: how to state the programs.
 
     Returns:
         Orders no worse than the known ones, and what was proven.
@@ -70,22 +78,24 @@ def refine(pieces: Sequence[Piece], known: Sequence[Found], solver: str, deadlin
         if remaining <= 0 and refined.status is not SolverStatus.NOT_RUN:
             refined.status = SolverStatus.TIME_LIMIT_WITH_INCUMBENT
             break
-        _solve_piece(refined, pieces[index], index, solver, max(0.0, remaining))
+        _solve_piece(refined, pieces[index], index, solver, max(0.0, remaining), techniques)
     refined.seconds = time.monotonic() - begin
     return refined
 
 
-def _solve_piece(refined: Refined, piece: Piece, index: int, solver: str, seconds: float) -> None:
+def _solve_piece(
+    refined: Refined, piece: Piece, index: int, solver: str, seconds: float, techniques: Techniques
+) -> None:
     """One program: take its order where it is better, and its bound."""
     start = time.monotonic()
     flow, known = piece.flow, refined.orders[index]
-    needed = variables_needed(flow)
+    needed = variables_needed(flow, techniques)
     if needed > MOST_VARIABLES:
         backends.require(solver)
         refined.status = SolverStatus.FAILED
         refined.detail = f"not stated: it would need {needed} variables, more than {MOST_VARIABLES}"
         return
-    program = order_program(flow, known)
+    program = order_program(flow, known, techniques)
     refined.variables += len(program.model.lower)
     refined.constraints += len(program.model.rows)
     left = max(0.1, seconds - (time.monotonic() - start))

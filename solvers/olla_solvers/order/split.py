@@ -35,6 +35,11 @@ class Piece:
         return tuple(operator for operator in originals if operator is not None)
 
 
+def undivided(flow: FlowGraph) -> tuple[Piece, ...]:
+    """The graph as one piece, or none where there is no operator."""
+    return (Piece(flow, tuple(range(flow.count))),) if flow.count else ()
+
+
 def split(flow: FlowGraph) -> tuple[Piece, ...]:
     """All pieces, in the order in which they run.
 
