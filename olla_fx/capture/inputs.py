@@ -20,6 +20,12 @@ from olla_fx import torch_compat
 from olla_fx.capture.pictures import leaves_within
 from olla_fx.errors import CaptureError
 
+WANTS_GRADIENT = (
+    "requires a gradient, which a whole training step keeps for parameters only: pass it detached, or make "
+    "it a parameter of the model"
+)
+"""Why a training step refuses an input."""
+
 
 class Role(enum.StrEnum):
     """Where the value of a placeholder comes from."""

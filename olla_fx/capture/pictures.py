@@ -47,6 +47,8 @@ class _Same:
 
 def is_atomic(value: object) -> bool:
     """Whether a value cannot change but by being replaced, as far as a picture can tell."""
+    if isinstance(value, tuple):
+        return all(isinstance(each, _PLAIN) for each in value)
     return isinstance(value, (*_PLAIN, *_ATOMIC, torch.Tensor))
 
 
@@ -54,7 +56,7 @@ def same(planned: object, present: object) -> bool:
     """Whether two atomic values are the same for a captured step."""
     if planned is present:
         return True
-    if isinstance(planned, _PLAIN) and type(planned) is type(present):
+    if isinstance(planned, (*_PLAIN, tuple)) and type(planned) is type(present):
         return bool(planned == present)
     return False
 
@@ -114,9 +116,10 @@ def function_values(function: object) -> dict[str, object]:
     """What a Python function reads beside its arguments: closure, defaults, global variables.
 
     Args:
-        function: anything; empty unless it is a plain function.
+        function: anything; empty unless it is a plain function, and for torch's own, which read nothing
+            that changes.
     """
-    if not isinstance(function, types.FunctionType):
+    if not isinstance(function, types.FunctionType) or function.__module__.startswith("torch."):
         return {}
     values: dict[str, object] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):

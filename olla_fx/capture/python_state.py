@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from olla_fx import torch_compat
 from olla_fx.capture.pictures import function_values, is_atomic, picture_of, same
@@ -70,10 +70,13 @@ class PythonState:
         """
         atomic, pictured = [], []
         for (identity, key), module in reads.items():
+            foreign = identity not in originals
+            if foreign and (isinstance(module, fx.GraphModule) or type(module) is nn.Module):
+                continue  # tracing's own
             name, original = originals.get(identity, (type(module).__name__, module))
             if key.startswith("__") or key in MODULE_TABLES or (name, key) in known:
                 continue
-            table = _table_with(original, key, foreign=identity not in originals)
+            table = _table_with(original, key, foreign=foreign)
             value = table.get(key, _ABSENT)
             if isinstance(value, torch.Tensor) and torch_compat.module_hooks(original):
                 continue  # weight_norm and spectral_norm recompute it in their hook at every call

@@ -28,6 +28,42 @@ def refuse_effects(graph_module: fx.GraphModule, expected: int) -> None:
         )
 
 
+_ONE_TYPE = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution")
+)
+"""Operators whose kernels want one element type, which their fake tensors do not check."""
+
+_NORMS = frozenset((torch.ops.aten.native_layer_norm.default, torch.ops.aten.native_group_norm.default))
+_CLASS_LOSSES = frozenset(
+    (torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss2d_forward.default)
+)
+
+
+def refuse_mixed_types(graph_module: fx.GraphModule, model: nn.Module) -> None:
+    """Refuse products of different element types: an example of another type than the weights, mostly."""
+    for node in graph_module.graph.nodes:
+        types = _refused_types(node)
+        if types:
+            raise CaptureError(
+                f"{type(model).__name__} (or its loss) rejects the example input: {node.target} gets "
+                f"{' and '.join(sorted(str(each).removeprefix('torch.') for each in types))}; convert the "
+                "input or the model to one type, and class targets to int64"
+            )
+
+
+def _refused_types(node: fx.Node) -> set[torch.dtype]:
+    """The element types that an operator's kernel would refuse; empty where it takes them."""
+    if node.target in _CLASS_LOSSES:
+        return {node.all_input_nodes[1].meta["val"].dtype} - {torch.int64, torch.uint8}
+    if node.target not in _ONE_TYPE | _NORMS:
+        return set()
+    types = {each.meta["val"].dtype for each in node.all_input_nodes}
+    # Norms of short floats may keep their weights in float32.
+    taken = node.target in _NORMS and torch.float64 not in types and types - {torch.float32} != types
+    return types if len(types) > 1 and not taken else set()
+
+
 def refuse_fused_lstm(graph_module: fx.GraphModule) -> None:
     """Refuse oneDNN's LSTM in training: outside autograd it keeps no workspace for its backward."""
     backward = torch.ops.aten.mkldnn_rnn_layer_backward.default

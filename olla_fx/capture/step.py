@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.eager import FakeStep
-from olla_fx.capture.inputs import Role, StepInput, TensorSlot, TensorSpec, tensor_slots
+from olla_fx.capture.inputs import WANTS_GRADIENT, Role, StepInput, TensorSlot, TensorSpec, tensor_slots
 from olla_fx.capture.optimizer import OptimizerLayout
 from olla_fx.capture.python_state import PythonState
 from olla_fx.capture.refusals import (
@@ -28,6 +28,7 @@ from olla_fx.capture.refusals import (
     refuse_baked_tensors,
     refuse_effects,
     refuse_fused_lstm,
+    refuse_mixed_types,
 )
 from olla_fx.capture.shadow_model import ShadowModel, refuse_side_effects
 from olla_fx.capture.types import (
@@ -58,6 +59,7 @@ def capture(request: StepRequest) -> CapturedStep:
         mode=request.mode,
         graph_module=graph_module,
         inputs=tuple(tracing.inputs),
+        written=_written(graph_module),
         input_spec=tracing.example_spec,
         constants=tuple(each.value for each in tracing.example_leaves if isinstance(each, _Constant)),
         outputs=tracing.outputs,
@@ -88,7 +90,16 @@ def _trace(request: StepRequest, unused: frozenset[str]) -> tuple[_Tracing, fx.G
     refuse_effects(graph_module, len(tracing.inputs))
     refuse_baked_tensors(graph_module, request.modules())
     refuse_fused_lstm(graph_module)
+    refuse_mixed_types(graph_module, request.model)
     return tracing, graph_module
+
+
+def _written(graph_module: fx.GraphModule) -> frozenset[int]:
+    """The placeholders that the step updates; functionalisation leaves one ``copy_`` for each."""
+    copies = graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    targets = {copy.args[0] for copy in copies}
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    return frozenset(index for index, node in enumerate(placeholders) if node in targets)
 
 
 def _refuse_lost_gradients(request: StepRequest, without: Sequence[str]) -> None:
@@ -195,6 +206,8 @@ class _Tracing:
         self.example_leaves: list[Any] = []
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor):
+                if leaf.requires_grad and self.request.mode is Mode.TRAINING:
+                    raise CaptureError(f"input {index} {WANTS_GRADIENT}")
                 leaf = self._add(Role.EXAMPLE, str(index), TensorSpec.of(leaf))
                 self.example_leaves.append(len(self.flat_arguments) - 1)
             else:

@@ -53,6 +53,7 @@ class CapturedStep:
         mode: training or inference.
         graph_module: functional but for trailing ``copy_`` into static arrays.
         inputs: what each placeholder is, in order.
+        written: indices of the placeholders whose storage the step writes.
         input_spec: pytree of the caller's inputs.
         constants: the inputs' leaves that are no tensors; they are part of the graph.
         outputs: how results become the answer.
@@ -70,6 +71,7 @@ class CapturedStep:
     mode: Mode
     graph_module: fx.GraphModule
     inputs: tuple[StepInput, ...]
+    written: frozenset[int]
     input_spec: pytree.TreeSpec
     constants: tuple[Any, ...]
     outputs: OutputLayout

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Mode, Role, StepRequest, TensorSlot, TensorSpec
 from olla_fx.capture import optimizer as optimizers
+from olla_fx.capture.inputs import WANTS_GRADIENT
 from olla_fx.errors import StepInputError, StepModeError
 
 _StateKeys = tuple[int, int, tuple[str, ...]]
@@ -100,7 +101,10 @@ class StepLookup:
                 f"this step was planned for the constants {self._captured.constants!r} and was called with "
                 f"{constants!r}; plan again for the new ones"
             )
+        training = self._captured.mode is Mode.TRAINING
         for index, (tensor, wanted) in enumerate(zip(tensors, self._examples, strict=True)):
+            if training and tensor.requires_grad:
+                raise StepInputError(f"input {index} {WANTS_GRADIENT}")
             if wanted is not None and not wanted.fits(tensor):
                 given = TensorSpec.of(tensor)
                 detail = (
@@ -211,12 +215,36 @@ class StepLookup:
 
         Args:
             examples: from :meth:`check_inputs`.
+
+        Raises:
+            StepInputError: when a tensor shares its storage with one that the step updates.
         """
         values: list[Any] = [slot.table(module)[slot.key] for slot, module, _ in self._slots]
         if self._optimizer is not None and self._captured.optimizer is not None:
             self._gather_optimizer(self._optimizer, self._captured.optimizer, values)
         values.extend(examples)
+        self._refuse_overlaps(values)
         return values
+
+    def _refuse_overlaps(self, values: list[Any]) -> None:
+        """Refuse two inputs in one storage where the step writes one: the plan knows no order for them.
+
+        Raises:
+            StepInputError: naming both.
+        """
+        storages = [
+            torch_compat.storage_key(value) if isinstance(value, torch.Tensor) and value.numel() else None
+            for value in values
+        ]
+        written = {storages[index]: index for index in self._captured.written}
+        for index, storage in enumerate(storages):
+            other = written.get(storage, index)
+            if storage is not None and other != index:
+                one, two = (self._captured.inputs[each] for each in (index, other))
+                raise StepInputError(
+                    f"{one.role} {one.name} shares its storage with {two.role} {two.name}, which the step "
+                    "updates: pass a clone of it"
+                )
 
     def _gather_optimizer(
         self,

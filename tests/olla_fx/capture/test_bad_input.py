@@ -90,10 +90,28 @@ def test_an_example_that_the_model_rejects(example, said):
     refused(mlp(), said, example=example)
 
 
-@pytest.mark.xfail(strict=True, reason="fake matrix products take any element type")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.long])
 def test_an_example_of_another_element_type(dtype):
     refused(mlp(), "rejects the example input", example=(vectors(1)[0][0].to(dtype), vectors(1)[0][1]))
+
+
+@pytest.mark.parametrize(
+    ("model", "example"),
+    [
+        (nn.LayerNorm(6), (torch.ones(4, 6, dtype=torch.float64), torch.zeros(4, dtype=torch.long))),
+        (nn.GroupNorm(2, 6), (torch.ones(4, 6, dtype=torch.float64), torch.zeros(4, dtype=torch.long))),
+        (mlp(), (torch.ones(4, 6), torch.zeros(4, dtype=torch.int32))),
+    ],
+    ids=["layer norm", "group norm", "target"],
+)
+def test_element_types_that_only_kernels_refuse(model, example):
+    refused(model, "rejects the example input", example=example)
+
+
+def test_an_example_that_requires_a_gradient():
+    refused(
+        mlp(), "input 0 requires a gradient", example=(torch.ones(4, 6, requires_grad=True), vectors(1)[0][1])
+    )
 
 
 def test_an_inference_example_that_the_model_rejects():
