@@ -21,6 +21,7 @@ from olla_fx.errors import CaptureError
 from olla_fx.plan import Plan
 from olla_fx.rewrite import rewrite
 from olla_fx.run import CompiledStep, Executor, PlannedModule
+from olla_solvers import backends
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import Problem
@@ -62,7 +63,9 @@ def optimize(
     Raises:
         CaptureError: when the step cannot be captured; model and optimizer are untouched.
         SolverUnavailableError: when the solver is unknown or not installed.
+        OptionError: when ``time_limit`` is no number of seconds.
     """
+    backends.check_options(solver, time_limit)
     request = _request(model, example_input, loss_fn, optimizer, mode, return_outputs)
     if optimizer is not None:
         warn_about_fused(optimizer)
@@ -119,7 +122,9 @@ def plan(
     Raises:
         CaptureError: when the step cannot be captured.
         SolverUnavailableError: when the solver is unknown or not installed.
+        OptionError: when ``time_limit`` is no number of seconds.
     """
+    backends.check_options(solver, time_limit)
     request = _request(model, example_input, loss_fn, optimizer, mode, return_outputs)
     _, dataflow, timings = _front(request)
     memory = make_plan(dataflow.problem, solver=solver, time_limit=time_limit)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -209,6 +210,21 @@ def trace_functional(
     ):
         traced(*arguments)
     return graphs[0]
+
+
+@contextlib.contextmanager
+def quiet_fake_tensors() -> Iterator[None]:
+    """Keep fake tensors from logging a traceback for an error that is raised and explained anyway."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("failed while attempting to run meta")
+
+    log = logging.getLogger(_fake_tensor.__name__)
+    log.addFilter(is_news)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_news)
 
 
 def assume_sign(number: Any, *, positive: bool) -> None:

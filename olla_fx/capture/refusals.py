@@ -118,10 +118,23 @@ def explained(model: nn.Module) -> Iterator[None]:
     """Turn whatever tracing raises into one error that names the model and the way out."""
     name = type(model).__name__
     try:
-        yield
+        with torch_compat.quiet_fake_tensors():
+            yield
     except CaptureError:
         raise
     except torch_compat.DATA_DEPENDENT_ERRORS as error:
+        averaging = [
+            each
+            for each, module in model.named_modules()
+            if isinstance(module, nn.modules.batchnorm._NormBase)
+            and module.momentum is None
+            and module.track_running_stats
+        ]
+        if averaging and model.training:
+            raise CaptureError(
+                f"{averaging[0] or name} has momentum=None: its averages depend on the number of batches so "
+                "far, which a captured step would bake. Give it a number as momentum"
+            ) from error
         raise CaptureError(
             f"{name} has control flow or shapes that depend on the values of its tensors, so no one graph "
             f"describes its step: {_first_line(error)}. Rewrite that part with torch.where or fixed shapes"

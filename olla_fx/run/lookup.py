@@ -94,7 +94,8 @@ class StepLookup:
                 f"this step was planned for {planned} input leaves in the structure of its example, and was "
                 f"called with {len(leaves)} in another one; plan again for the new structure"
             )
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        # Lazy conjugation and negation are carried out: no kernel of a plan looks at their bits.
+        tensors = [leaf.resolve_conj().resolve_neg() for leaf in leaves if isinstance(leaf, torch.Tensor)]
         constants = tuple(leaf for leaf in leaves if not isinstance(leaf, torch.Tensor))
         if constants != self._captured.constants:
             raise StepInputError(

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from olla_solvers.errors import SolverUnavailableError
+from olla_solvers.errors import OptionError, SolverUnavailableError
 from olla_solvers.model import LinearModel
 from olla_solvers.plan import SolverStatus
 
@@ -114,6 +114,25 @@ def require(solver: str) -> None:
         raise SolverUnavailableError(f"unknown solver {solver!r}; one of auto, cbc, gurobi, highs, none")
     if not is_installed(solver):
         raise SolverUnavailableError(_not_installed(solver))
+
+
+def check_options(solver: str, time_limit: float | None) -> None:
+    """Refuse a solver or a time limit before any work is done.
+
+    Args:
+        solver: ``auto``, ``none`` or one of :data:`SOLVERS`.
+        time_limit: seconds, or None.
+
+    Raises:
+        SolverUnavailableError: when the solver is unknown or not installed.
+        OptionError: when the limit is no number of seconds.
+    """
+    if solver not in ("auto", "none"):
+        require(solver)
+    if time_limit is not None:
+        number = isinstance(time_limit, int | float) and not isinstance(time_limit, bool)
+        if not number or math.isnan(time_limit) or time_limit < 0:
+            raise OptionError(f"time_limit is a number of seconds, at least 0, or None; not {time_limit!r}")
 
 
 def solve(model: LinearModel, solver: str, *, time_limit: float | None = None) -> Solution:

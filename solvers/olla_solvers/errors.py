@@ -11,6 +11,10 @@ class ProblemError(OllaError, ValueError):
     """A problem, plan or file that cannot be planned: says which item is wrong and why."""
 
 
+class OptionError(OllaError, ValueError):
+    """An option whose value makes no sense."""
+
+
 class ValidationError(OllaError):
     """A plan breaks its problem: names the two arrays or operators concerned."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 
+from olla_solvers import backends
 from olla_solvers.order import order
 from olla_solvers.place import place, spans_of
 from olla_solvers.place.spans import scratching
@@ -35,8 +36,10 @@ def make_plan(
 
     Raises:
         SolverUnavailableError: when the named solver is unknown, missing or not licensed.
+        OptionError: when the time limit is none.
         ValidationError: when a given schedule does not fit the problem.
     """
+    backends.check_options(solver, time_limit)
     if schedule is None:
         schedule = order(problem, solver=solver, time_limit=time_limit)
     start = time.monotonic()

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import olla_fx
 from olla_fx import CaptureError, OllaError, StepModeError, UnsupportedOptimizerError
-from olla_solvers.errors import SolverUnavailableError
+from olla_solvers.errors import OptionError, SolverUnavailableError
 from tests.olla_fx.helpers import SmallNet, assert_same, mlp, sgd, vectors
 
 ROOT = Path(__file__).parents[3]
@@ -422,3 +422,26 @@ def test_without_a_compiler_the_stock_allocator_serves(variables, warnings, tmp_
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip() == str(warnings)
+
+
+# Options
+
+
+@pytest.mark.parametrize("time_limit", [-1, float("nan"), "3", True])
+def test_time_limits(time_limit):
+    refused(mlp(), "at least 0, or None; not", OptionError, time_limit=time_limit)
+
+
+def test_an_unknown_solver_is_refused_before_capturing():
+    model = nn.Sequential(nn.LazyLinear(3))
+    with pytest.raises(SolverUnavailableError, match="unknown solver 'scip'; one of auto, cbc"):
+        olla_fx.optimize(model, vectors(1)[0], loss_fn=F.cross_entropy, optimizer=None, solver="scip")
+
+
+def test_averages_over_all_batches():
+    refused(nn.Sequential(nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 3)), "0 has momentum=None")
+
+
+def test_a_rejected_example_logs_no_traceback(caplog):
+    refused(mlp(), "rejects the example input", example=(torch.ones(4, 5), vectors(1)[0][1]))
+    assert not [each for each in caplog.records if each.levelno >= 30]

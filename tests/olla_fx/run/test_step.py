@@ -636,3 +636,20 @@ def test_another_constant_is_refused():
     with pytest.raises(StepInputError, match="constants"):
         twins.step(x, 3, y)
     assert_same_models(twins.eager, twins.planned)
+
+
+def test_lazily_conjugated_inputs():
+    class Parts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = mlp()
+
+        def forward(self, z):
+            return self.body(z.real + z.imag)
+
+    z, y = torch.randn(4, 6, dtype=torch.cfloat), torch.zeros(4, dtype=torch.long)
+    twins = Twins(Parts(), sgd, (z, y))
+    for batch in ((z.conj(), y), (z, y), (z.conj(), y)):
+        assert_same(twins.train_eager(batch), twins.step(*batch), "loss")
+    twins.compare()
+    assert_served(twins.step, 3, 1)
