@@ -31,16 +31,23 @@ import torch
 DISABLING_VARIABLE = "OLLA_FX_DISABLE_ARENA"
 _SOURCE_FOLDER = Path(__file__).parent
 _SOURCES = ("cpu_arena.cpp",)
-_HEADERS = ("buffer.h", "cursor.h", "recorder.h")
+_HEADERS = ("buffer.h", "cursor.h", "recorder.h", "watchers.h")
 _COMPILER_FLAGS = ("-O2",)
 
 
-class NativeArena(Protocol):
-    """One buffer and one program, as the native module knows them; rows are plain tuples."""
+class NativeMemory(Protocol):
+    """A buffer for one or more arenas."""
 
     is_busy: bool
     address: int
     outstanding: int
+
+    def poison(self, byte: int) -> None:
+        """Fill the buffer."""
+
+
+class NativeArena(Protocol):
+    """One program in a memory, as the native module knows it; rows are plain tuples."""
 
     def enter(self, record: bool, loose: bool) -> bool:
         """Start a run on this thread; False if that is impossible now."""
@@ -57,19 +64,19 @@ class NativeArena(Protocol):
     def recording(self) -> list[tuple[int, int, int, int, int, int | None, int | None, bool, bool]]:
         """The fields of ``RecordedRequest``."""
 
-    def poison(self, byte: int) -> None:
-        """Fill the buffer."""
-
 
 class NativeModule(Protocol):
     """What ``cpu_arena.cpp`` exports."""
 
     begin_operator: Callable[[int], None]
 
+    def Memory(self, size_bytes: int) -> NativeMemory:
+        """Allocate a buffer."""
+
     def Arena(
-        self, buffer_bytes: int, operator_count: int, requests: Sequence[tuple[int, int, int, int]]
+        self, memory: NativeMemory, operator_count: int, requests: Sequence[tuple[int, int, int, int]]
     ) -> NativeArena:
-        """Make a buffer and its program."""
+        """Put a program into a buffer."""
 
     def interrupt(self) -> None:
         """Leave this thread's requests to the stock allocator, uncounted, until ``resume``."""

@@ -1,4 +1,4 @@
-"""One buffer in main memory, and the program by which a step's requests are served from it.
+"""A buffer in main memory, and the programs by which steps' requests are served from it.
 
 This is OLLA §3.5 on the CPU allocator: inside a region, the requests of the thread that entered it get the
 addresses that were planned; a request that was not planned goes to PyTorch's own allocator and is counted.
@@ -96,26 +96,58 @@ class Counters:
     requests_on_worker_threads: int
 
 
+class CpuBuffer:
+    """One block of main memory in which the programs of any number of arenas run, one at a time.
+
+    Attributes:
+        buffer_bytes: its size.
+        address: where it begins; 0 if it is empty.
+
+    Raises:
+        ArenaUnavailableError: without the native allocator; ask :func:`available` first.
+        MemoryError: if it cannot be allocated.
+    """
+
+    def __init__(self, buffer_bytes: int) -> None:
+        """Allocate the buffer."""
+        if buffer_bytes < 0:
+            raise ValueError(f"a buffer of {buffer_bytes} B cannot be")
+        self.memory = _require_native().Memory(buffer_bytes)
+        self.buffer_bytes = buffer_bytes
+        self.address = self.memory.address
+
+    def poison(self, byte: int = 0xFF) -> None:
+        """Fill the buffer, to show who reads what he did not write. 0xFF makes NaNs of floats."""
+        self.memory.poison(byte)
+
+    def contains(self, address: int) -> bool:
+        """Whether an address lies in the buffer."""
+        return self.address <= address < self.address + self.buffer_bytes
+
+    @property
+    def outstanding_blocks(self) -> int:
+        """Blocks that were served, in any run, and are not freed; they keep the buffer's memory."""
+        return self.memory.outstanding
+
+
 class CpuArena:
-    """One buffer and one program.
+    """One program in a buffer.
 
     Attributes:
         begin_operator: tells the region of the calling thread which operator runs next; does nothing
             outside of regions and while interrupted. One C function, the same in every arena.
-        buffer_bytes: size of the buffer.
-        buffer_address: where it begins; 0 if it is empty.
+        buffer: where it runs.
 
     Raises:
         ArenaUnavailableError: without the native allocator; ask :func:`available` first.
         ValueError: if a request is not planned inside the buffer, is misaligned, or planned twice.
-        MemoryError: if the buffer cannot be allocated.
     """
 
     begin_operator: Callable[[int], None]
 
-    def __init__(self, buffer_bytes: int, operator_count: int, requests: Sequence[PlannedRequest]) -> None:
-        """Allocate the buffer."""
-        _check_program(buffer_bytes, operator_count, requests)
+    def __init__(self, buffer: CpuBuffer, operator_count: int, requests: Sequence[PlannedRequest]) -> None:
+        """Put a program into a buffer."""
+        _check_program(buffer.buffer_bytes, operator_count, requests)
         native = _require_native()
         rows = [
             (
@@ -126,10 +158,9 @@ class CpuArena:
             )
             for each in requests
         ]
-        self._arena = native.Arena(buffer_bytes, operator_count, rows)
+        self._arena = native.Arena(buffer.memory, operator_count, rows)
         self.begin_operator = native.begin_operator
-        self.buffer_bytes = buffer_bytes
-        self.buffer_address = self._arena.address
+        self.buffer = buffer
 
     @contextlib.contextmanager
     def region(self, *, record: bool = False, loose: bool = False) -> Iterator[CpuArena]:
@@ -144,12 +175,12 @@ class CpuArena:
         requests and no lifetime can harm an answer.
 
         Raises:
-            ArenaBusyError: if this arena is being run, or this thread runs in another one.
+            ArenaBusyError: if the buffer is in use, or this thread runs in another arena.
         """
         if not self._arena.enter(record, loose):
             raise ArenaBusyError(
-                "this arena is already running a step, and its buffer can hold only one"
-                if self._arena.is_busy
+                "this buffer is already running a step, and can hold only one"
+                if self.buffer.memory.is_busy
                 else "this thread is already running a step in another arena"
             )
         try:
@@ -161,7 +192,7 @@ class CpuArena:
     @property
     def is_busy(self) -> bool:
         """Whether :meth:`region` would refuse this thread now."""
-        return self._arena.is_busy or _require_native().in_region()
+        return self.buffer.memory.is_busy or _require_native().in_region()
 
     def counters(self) -> Counters:
         """Counts of the last run, or of the one under way."""
@@ -174,19 +205,6 @@ class CpuArena:
     def outside_log(self) -> tuple[tuple[int, int, int], ...]:
         """(operator, ordinal, bytes) of the first 256 requests of the last run that were not planned."""
         return tuple(self._arena.outside_log())
-
-    def poison(self, byte: int = 0xFF) -> None:
-        """Fill the buffer, to show who reads what he did not write. 0xFF makes NaNs of floats."""
-        self._arena.poison(byte)
-
-    def contains(self, address: int) -> bool:
-        """Whether an address lies in the buffer."""
-        return self.buffer_address <= address < self.buffer_address + self.buffer_bytes
-
-    @property
-    def outstanding_blocks(self) -> int:
-        """Blocks that were served, in any run, and are not freed; they keep the buffer's memory."""
-        return self._arena.outstanding
 
 
 def available() -> bool:
@@ -236,8 +254,8 @@ def _require_native() -> NativeModule:
 
 
 def _check_program(buffer_bytes: int, operator_count: int, requests: Sequence[PlannedRequest]) -> None:
-    if buffer_bytes < 0 or operator_count < 0:
-        raise ValueError(f"a buffer of {buffer_bytes} B for {operator_count} operators cannot be")
+    if operator_count < 0:
+        raise ValueError(f"a program of {operator_count} operators cannot be")
     seen: set[tuple[int, int]] = set()
     for each in requests:
         where = f"request {each.ordinal} of operator {each.operator}"

@@ -10,9 +10,7 @@
 
 #include <atomic>
 #include <cstring>
-#include <list>
 #include <memory>
-#include <mutex>
 #include <stdexcept>
 #include <tuple>
 #include <utility>
@@ -24,23 +22,13 @@
 #include "buffer.h"
 #include "cursor.h"
 #include "recorder.h"
+#include "watchers.h"
 
 namespace py = pybind11;
 
 namespace olla_fx {
 namespace {
 
-struct Region {
-  Region(Buffer* its_buffer, Program program) : buffer(its_buffer), cursor(std::move(program)) {}
-
-  Buffer* buffer;  // null when the plan needs no byte
-  Cursor cursor;
-  std::unique_ptr<RegionRecorder> recorder;
-  std::atomic<int64_t> worker_requests{0};
-  std::atomic<bool> busy{false};
-};
-
-thread_local Region* current_region = nullptr;
 thread_local bool started_events = false;
 
 // Static objects that blocks may need after exit handlers ran are never destroyed.
@@ -58,81 +46,6 @@ Address address_of(const void* block) {
   return reinterpret_cast<Address>(block);
 }
 
-// Everything that watches requests at the moment.
-class Watchers {
- public:
-  bool any() const {
-    return watching_.load(std::memory_order_relaxed) != 0;
-  }
-  bool any_recorder() const {
-    return recording_.load(std::memory_order_relaxed) != 0;
-  }
-  bool events_on() const {
-    return events_on_.load(std::memory_order_acquire);
-  }
-
-  void enter(Region* region) {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    regions_.push_back(region);
-    recording_ += region->recorder ? 1 : 0;
-    ++watching_;
-  }
-
-  void leave(Region* region, bool was_recording) {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    regions_.remove(region);
-    recording_ -= was_recording ? 1 : 0;
-    --watching_;
-  }
-
-  bool start_events() {
-    if (events_on_.exchange(true)) {
-      return false;
-    }
-    events.clear();
-    ++recording_;
-    ++watching_;
-    return true;
-  }
-
-  void stop_events() {
-    if (events_on_.exchange(false)) {
-      --recording_;
-      --watching_;
-    }
-  }
-
-  void count_worker_request() {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    for (Region* region : regions_) {
-      region->worker_requests.fetch_add(1, std::memory_order_relaxed);
-    }
-  }
-
-  // Called before the block goes back: afterwards another thread may be given its address.
-  void freed(const void* block) {
-    if (events_on()) {
-      events.freed(address_of(block));
-    }
-    const std::lock_guard<std::mutex> guard(mutex_);
-    for (Region* region : regions_) {
-      if (region->recorder) {
-        const bool by_other_thread = region != current_region;
-        region->recorder->freed(address_of(block), region->cursor.current_operator(), by_other_thread);
-      }
-    }
-  }
-
-  EventRecorder events;
-
- private:
-  std::atomic<int> watching_{0};
-  std::atomic<int> recording_{0};
-  std::atomic<bool> events_on_{false};
-  std::mutex mutex_;
-  std::list<Region*> regions_;
-};
-
 Watchers& watchers() {
   return immortal<Watchers>();
 }
@@ -144,7 +57,7 @@ c10::DeleterFnPtr stock_deleter = nullptr;
 // Frees a block of any kind: served, or the stock allocator's.
 void release(void* block) {
   if (watchers().any_recorder()) {
-    watchers().freed(block);
+    watchers().freed(address_of(block));
   }
   const Address address = address_of(block);
   if (current_region != nullptr && current_region->buffer != nullptr &&
@@ -229,24 +142,68 @@ void install() {
   c10::SetAllocator(c10::DeviceType::CPU, &immortal<CpuArenaAllocator>(), 255);
 }
 
-// One buffer and one program.
-class Arena {
+// The memory of one or more arenas; goes with the last of them.
+class SharedMemory {
  public:
-  Arena(int64_t buffer_bytes, int64_t operator_count, const py::iterable& requests)
-      : buffer_(make_buffer(buffer_bytes)), region_(buffer_, read_program(operator_count, requests)) {}
+  explicit SharedMemory(int64_t size_bytes) : memory_(make_buffer(size_bytes)) {}
 
-  ~Arena() {
-    if (buffer_ != nullptr) {
-      buffers().abandon(buffer_);
+  ~SharedMemory() {
+    if (memory_.buffer != nullptr) {
+      buffers().abandon(memory_.buffer);
     }
   }
 
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
 
-  // False if this arena is in use, or this thread in a region.
+  Memory* get() {
+    return &memory_;
+  }
+
+  bool is_busy() const {
+    return memory_.busy.load(std::memory_order_acquire);
+  }
+
+  void poison(int byte) {
+    if (memory_.buffer != nullptr) {
+      std::memset(memory_.buffer->at(0), byte, static_cast<size_t>(memory_.buffer->size_bytes()));
+    }
+  }
+
+  Address address() const {
+    return memory_.buffer == nullptr ? 0 : memory_.buffer->begin();
+  }
+  int64_t outstanding() const {
+    return memory_.buffer == nullptr ? 0 : memory_.buffer->outstanding.load();
+  }
+
+ private:
+  static Buffer* make_buffer(int64_t size_bytes) {
+    if (size_bytes == 0) {
+      return nullptr;
+    }
+    try {
+      c10::DataPtr memory = stock->allocate(static_cast<size_t>(size_bytes));
+      return buffers().add(std::make_unique<Buffer>(std::move(memory), size_bytes));
+    } catch (const c10::Error&) {
+      PyErr_Format(PyExc_MemoryError, "cannot allocate a buffer of %lld B",
+                   static_cast<long long>(size_bytes));
+      throw py::error_already_set();
+    }
+  }
+
+  Memory memory_;
+};
+
+// One program, to be run in a memory.
+class Arena {
+ public:
+  Arena(std::shared_ptr<SharedMemory> memory, int64_t operator_count, const py::iterable& requests)
+      : memory_(std::move(memory)), region_(memory_->get(), read_program(operator_count, requests)) {}
+
+  // False if this arena's memory is in use, or this thread in a region.
   bool enter(bool record, bool loose) {
-    if (current_region != nullptr || region_.busy.exchange(true, std::memory_order_acq_rel)) {
+    if (current_region != nullptr || region_.memory->busy.exchange(true, std::memory_order_acq_rel)) {
       return false;
     }
     region_.recorder = record ? std::make_unique<RegionRecorder>() : nullptr;
@@ -269,12 +226,8 @@ class Arena {
       recorded_ = region_.recorder->requests();
       region_.recorder = nullptr;
     }
-    region_.busy.store(false, std::memory_order_release);
+    region_.memory->busy.store(false, std::memory_order_release);
     return true;
-  }
-
-  bool is_busy() const {
-    return region_.busy.load(std::memory_order_acquire);
   }
 
   py::tuple counters() const {
@@ -303,34 +256,7 @@ class Arena {
     return rows;
   }
 
-  void poison(int byte) {
-    if (buffer_ != nullptr) {
-      std::memset(buffer_->at(0), byte, static_cast<size_t>(buffer_->size_bytes()));
-    }
-  }
-
-  Address address() const {
-    return buffer_ == nullptr ? 0 : buffer_->begin();
-  }
-  int64_t outstanding() const {
-    return buffer_ == nullptr ? 0 : buffer_->outstanding.load();
-  }
-
  private:
-  static Buffer* make_buffer(int64_t size_bytes) {
-    if (size_bytes == 0) {
-      return nullptr;
-    }
-    try {
-      c10::DataPtr memory = stock->allocate(static_cast<size_t>(size_bytes));
-      return buffers().add(std::make_unique<Buffer>(std::move(memory), size_bytes));
-    } catch (const c10::Error&) {
-      PyErr_Format(PyExc_MemoryError, "cannot allocate a buffer of %lld B",
-                   static_cast<long long>(size_bytes));
-      throw py::error_already_set();
-    }
-  }
-
   static Program read_program(int64_t operator_count, const py::iterable& requests) {
     Program program(operator_count);
     for (const py::handle row : requests) {
@@ -340,7 +266,7 @@ class Arena {
     return program;
   }
 
-  Buffer* buffer_;  // owned by the registry
+  std::shared_ptr<SharedMemory> memory_;
   Region region_;
   std::vector<RecordedRequest> recorded_;
 };
@@ -406,15 +332,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("in_region", [] { return current_region != nullptr; });
   module.def("start_events", &start_events);
   module.def("stop_events", &stop_events);
+  py::class_<SharedMemory, std::shared_ptr<SharedMemory>>(module, "Memory")
+      .def(py::init<int64_t>())
+      .def("poison", &SharedMemory::poison)
+      .def_property_readonly("is_busy", &SharedMemory::is_busy)
+      .def_property_readonly("address", &SharedMemory::address)
+      .def_property_readonly("outstanding", &SharedMemory::outstanding);
   py::class_<Arena>(module, "Arena")
-      .def(py::init<int64_t, int64_t, py::iterable>())
+      .def(py::init<std::shared_ptr<SharedMemory>, int64_t, py::iterable>())
       .def("enter", &Arena::enter)
       .def("exit", &Arena::exit)
       .def("counters", &Arena::counters)
       .def("outside_log", &Arena::outside_log)
-      .def("recording", &Arena::recording)
-      .def("poison", &Arena::poison)
-      .def_property_readonly("is_busy", &Arena::is_busy)
-      .def_property_readonly("address", &Arena::address)
-      .def_property_readonly("outstanding", &Arena::outstanding);
+      .def("recording", &Arena::recording);
 }

@@ -1,8 +1,8 @@
 // What a planned region expects, and where in it the running step is. Knows nothing of any device.
 //
 // The method is OLLA §3.5 and "Profile-guided memory optimization" §4.2: the k-th request gets the k-th
-// address. Here k counts anew within every operator, and a request must also be of the planned size, so that
-// a step which strays from the plan strays for one operator only. A request that does not match is not an
+// address. Here k counts anew within every operator, and a request must fit into the planned size (§4.3 there:
+// smaller ones reuse the place), so that a step which strays from the plan strays for one operator only. A request that does not match is not an
 // error: it is counted, and the caller of next() sends it to the stock allocator.
 #pragma once
 
@@ -164,7 +164,7 @@ class Cursor {
     const int64_t ordinal = ordinal_++;
     const int64_t op = current_operator();
     const PlannedRequest* planned = loose_ ? find_unmade(size_bytes) : at(ordinal);
-    if (planned != nullptr && planned->size_bytes == size_bytes) {
+    if (planned != nullptr && planned->size_bytes >= size_bytes) {
       if (planned->offset == kOutsideOnPurpose) {
         counters.outputs.add(1);
         return {Verdict::kOutput, kOutsideOnPurpose, op, ordinal};

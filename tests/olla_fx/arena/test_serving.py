@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from olla_fx.arena import (
     ArenaBusyError,
     Counters,
     CpuArena,
+    CpuBuffer,
     PlannedRequest,
     begin_operator_function,
     in_region,
@@ -23,7 +25,7 @@ def floats(count: int) -> torch.Tensor:
 
 
 def two_places() -> CpuArena:
-    return CpuArena(2048, 2, [PlannedRequest(0, 0, 400, 0), PlannedRequest(1, 0, 800, 512)])
+    return CpuArena(CpuBuffer(2048), 2, [PlannedRequest(0, 0, 400, 0), PlannedRequest(1, 0, 800, 512)])
 
 
 def test_matching_requests_get_their_planned_addresses() -> None:
@@ -33,30 +35,63 @@ def test_matching_requests_get_their_planned_addresses() -> None:
         first = floats(100)
         arena.begin_operator(1)
         second = floats(200)
-    assert first.data_ptr() == arena.buffer_address
-    assert second.data_ptr() == arena.buffer_address + 512
-    assert arena.contains(second.data_ptr())
-    assert not arena.contains(arena.buffer_address + 2048)
+    assert first.data_ptr() == arena.buffer.address
+    assert second.data_ptr() == arena.buffer.address + 512
+    assert arena.buffer.contains(second.data_ptr())
+    assert not arena.buffer.contains(arena.buffer.address + 2048)
     assert arena.counters() == Counters(2, 1200, 0, 0, 0, 0)
 
 
-def test_a_request_of_another_size_goes_to_the_stock_allocator_and_is_logged() -> None:
-    arena = CpuArena(2048, 1, [PlannedRequest(0, 0, 400, 0), PlannedRequest(0, 1, 800, 512)])
+def test_a_request_that_does_not_fit_goes_to_the_stock_allocator_and_is_logged() -> None:
+    arena = CpuArena(CpuBuffer(2048), 1, [PlannedRequest(0, 0, 400, 0), PlannedRequest(0, 1, 800, 512)])
     with arena.region():
         arena.begin_operator(0)
-        smaller = floats(99)
+        larger = floats(101)
         matching = floats(200)
         surplus = floats(7)
         arena.begin_operator(5)
         unknown = floats(3)
-    assert [arena.contains(each.data_ptr()) for each in (smaller, matching, surplus, unknown)] == [
+    assert [arena.buffer.contains(each.data_ptr()) for each in (larger, matching, surplus, unknown)] == [
         False,
         True,
         False,
         False,
     ]
-    assert arena.counters() == Counters(1, 800, 0, 3, 396 + 28 + 12, 0)
-    assert arena.outside_log() == ((0, 0, 396), (0, 2, 28), (5, 0, 12))
+    assert arena.counters() == Counters(1, 800, 0, 3, 404 + 28 + 12, 0)
+    assert arena.outside_log() == ((0, 0, 404), (0, 2, 28), (5, 0, 12))
+
+
+def test_a_smaller_request_reuses_the_place() -> None:
+    arena = CpuArena(CpuBuffer(2048), 1, [PlannedRequest(0, 0, 400, 0), PlannedRequest(0, 1, 800, 512)])
+    with arena.region():
+        arena.begin_operator(0)
+        addresses = [floats(count).data_ptr() - arena.buffer.address for count in (99, 1)]
+    assert addresses == [0, 512]
+    assert arena.counters() == Counters(2, 400, 0, 0, 0, 0)
+
+
+def test_two_programs_share_a_buffer_and_run_in_turn() -> None:
+    buffer = CpuBuffer(1024)
+    arenas = [CpuArena(buffer, 1, [PlannedRequest(0, 0, 400, offset)]) for offset in (0, 64)]
+    for arena, offset in zip(arenas, (0, 64), strict=True):
+        with arena.region():
+            arena.begin_operator(0)
+            assert floats(100).data_ptr() == buffer.address + offset
+            with ThreadPoolExecutor(1) as pool:
+                assert isinstance(pool.submit(enter_and_leave, arenas[0]).exception(), ArenaBusyError)
+    with arenas[0].region():
+        arenas[0].begin_operator(0)
+        kept = floats(100)
+    with arenas[1].region():
+        arenas[1].begin_operator(0)
+        # A block that outlives its program keeps its place.
+        assert not buffer.contains(floats(100).data_ptr())
+    assert buffer.contains(kept.data_ptr())
+
+
+def enter_and_leave(arena: CpuArena) -> None:
+    with arena.region():
+        pass
 
 
 def test_requests_before_the_first_operator_are_outside() -> None:
@@ -67,11 +102,11 @@ def test_requests_before_the_first_operator_are_outside() -> None:
 
 
 def test_outputs_are_left_outside_on_purpose_and_counted_apart() -> None:
-    arena = CpuArena(0, 1, [PlannedRequest(0, 0, 400, None)])
+    arena = CpuArena(CpuBuffer(0), 1, [PlannedRequest(0, 0, 400, None)])
     with arena.region():
         arena.begin_operator(0)
         output = floats(100)
-    assert not arena.contains(output.data_ptr())
+    assert not arena.buffer.contains(output.data_ptr())
     assert arena.counters() == Counters(0, 0, 1, 0, 0, 0)
 
 
@@ -80,7 +115,7 @@ def test_requests_of_zero_bytes_have_no_ordinal_and_are_not_counted() -> None:
     with arena.region(record=True):
         arena.begin_operator(0)
         assert floats(0).numel() == 0
-        assert arena.contains(floats(100).data_ptr())
+        assert arena.buffer.contains(floats(100).data_ptr())
     assert arena.counters() == Counters(1, 400, 0, 0, 0, 0)
     assert [request.ordinal for request in arena.recording()] == [0]
 
@@ -95,9 +130,9 @@ def test_interruptions_nest_and_hide_requests() -> None:
         with interrupted():
             also_hidden = floats(100)
         served = floats(100)
-    assert not arena.contains(hidden.data_ptr())
-    assert not arena.contains(also_hidden.data_ptr())
-    assert arena.contains(served.data_ptr())
+    assert not arena.buffer.contains(hidden.data_ptr())
+    assert not arena.buffer.contains(also_hidden.data_ptr())
+    assert arena.buffer.contains(served.data_ptr())
     assert arena.counters() == Counters(1, 400, 0, 0, 0, 0)
     assert len(arena.recording()) == 1
 
@@ -107,7 +142,7 @@ def test_outside_of_regions_nothing_is_served() -> None:
     with interrupted():
         arena.begin_operator(0)
     assert not in_region()
-    assert not arena.contains(floats(100).data_ptr())
+    assert not arena.buffer.contains(floats(100).data_ptr())
 
 
 def test_counters_start_anew_with_every_run() -> None:
@@ -122,13 +157,13 @@ def test_counters_start_anew_with_every_run() -> None:
 
 
 def test_poison_fills_the_whole_buffer() -> None:
-    arena = CpuArena(800, 1, [PlannedRequest(0, 0, 800, 0)])
+    arena = CpuArena(CpuBuffer(800), 1, [PlannedRequest(0, 0, 800, 0)])
     with arena.region():
         arena.begin_operator(0)
         block = floats(200)
-    arena.poison()
+    arena.buffer.poison()
     assert torch.isnan(block).all()
-    arena.poison(0)
+    arena.buffer.poison(0)
     assert (block == 0).all()
 
 
@@ -137,8 +172,8 @@ def test_a_served_block_outlives_its_arena() -> None:
     with arena.region():
         arena.begin_operator(0)
         kept = torch.full((100,), 7.0)
-    begin, end = arena.buffer_address, arena.buffer_address + arena.buffer_bytes
-    assert arena.outstanding_blocks == 1
+    begin, end = arena.buffer.address, arena.buffer.address + arena.buffer.buffer_bytes
+    assert arena.buffer.outstanding_blocks == 1
     del arena
     gc.collect()
     others = [floats(512) for _ in range(64)]
@@ -155,7 +190,7 @@ def test_an_arena_is_reusable_after_an_exception_inside() -> None:
     assert not arena.is_busy
     with arena.region():
         arena.begin_operator(0)
-        assert arena.contains(floats(100).data_ptr())
+        assert arena.buffer.contains(floats(100).data_ptr())
 
 
 def test_a_region_can_be_entered_once_at_a_time() -> None:
@@ -163,12 +198,12 @@ def test_a_region_can_be_entered_once_at_a_time() -> None:
     with arena.region():
         assert arena.is_busy
         assert other.is_busy
-        with pytest.raises(ArenaBusyError, match="already running a step, and its buffer"), arena.region():
+        with pytest.raises(ArenaBusyError, match="this buffer is already running a step"), arena.region():
             pass
         with pytest.raises(ArenaBusyError, match="another arena"), other.region():
             pass
         arena.begin_operator(0)
-        assert arena.contains(floats(100).data_ptr())
+        assert arena.buffer.contains(floats(100).data_ptr())
     assert not other.is_busy
 
 
@@ -178,21 +213,21 @@ def test_two_arenas_take_turns() -> None:
         arena = arenas[turn % 2]
         with arena.region():
             arena.begin_operator(1)
-            assert floats(200).data_ptr() == arena.buffer_address + 512
+            assert floats(200).data_ptr() == arena.buffer.address + 512
 
 
 @pytest.mark.parametrize("record", [False, True])
 def test_convolution_scratch_lives_in_the_buffer_and_the_result_is_the_same(record: bool) -> None:
     image, weight = torch.randn(2, 16, 32, 32), torch.randn(32, 16, 3, 3)
     expected = torch.conv2d(image, weight, padding=1)
-    recorder = CpuArena(0, 1, [])
+    recorder = CpuArena(CpuBuffer(0), 1, [])
     with recorder.region(record=True):
         recorder.begin_operator(0)
         torch.conv2d(image, weight, padding=1)
     sizes = [request.size_bytes for request in recorder.recording()]
     offsets = [sum(-(-size // 64) * 64 for size in sizes[:position]) for position in range(len(sizes))]
     arena = CpuArena(
-        offsets[-1] + sizes[-1],
+        CpuBuffer(offsets[-1] + sizes[-1]),
         1,
         [
             PlannedRequest(0, position, size, offset)
@@ -200,51 +235,51 @@ def test_convolution_scratch_lives_in_the_buffer_and_the_result_is_the_same(reco
         ],
     )
     for _ in range(2):
-        arena.poison()
+        arena.buffer.poison()
         with arena.region(record=record):
             arena.begin_operator(0)
             result = torch.conv2d(image, weight, padding=1)
         assert arena.counters() == Counters(len(sizes), sum(sizes), 0, 0, 0, 0)
-        assert arena.contains(result.data_ptr())
+        assert arena.buffer.contains(result.data_ptr())
         assert torch.equal(result, expected)
         del result  # what is alive keeps its place
 
 
 def test_a_place_whose_block_is_alive_is_not_served() -> None:
-    arena = CpuArena(512, 2, [PlannedRequest(0, 0, 400, 0), PlannedRequest(1, 0, 400, 64)])
+    arena = CpuArena(CpuBuffer(512), 2, [PlannedRequest(0, 0, 400, 0), PlannedRequest(1, 0, 400, 64)])
     with arena.region():
         arena.begin_operator(0)
         alive = torch.ones(100)
         arena.begin_operator(1)
         other = torch.zeros(100)
-    assert arena.contains(alive.data_ptr())
-    assert not arena.contains(other.data_ptr())
+    assert arena.buffer.contains(alive.data_ptr())
+    assert not arena.buffer.contains(other.data_ptr())
     assert torch.equal(alive, torch.ones(100))
     assert arena.counters().outside == 1
 
 
 def test_loose_runs_match_by_size_alone() -> None:
-    arena = CpuArena(2048, 1, [PlannedRequest(0, 0, 400, 0), PlannedRequest(0, 1, 800, 512)])
+    arena = CpuArena(CpuBuffer(2048), 1, [PlannedRequest(0, 0, 400, 0), PlannedRequest(0, 1, 800, 512)])
     with arena.region(loose=True):
         arena.begin_operator(0)
         addresses = [block.data_ptr() for block in (floats(5), floats(200), floats(100))]
         floats(200)
-    assert [address - arena.buffer_address for address in addresses[1:]] == [512, 0]
+    assert [address - arena.buffer.address for address in addresses[1:]] == [512, 0]
     assert arena.counters() == Counters(2, 1200, 0, 2, 820, 0)
 
 
 def test_loose_runs_never_serve_a_place_that_is_occupied() -> None:
-    arena = CpuArena(1024, 3, [PlannedRequest(operator, 0, 400, 64 * operator) for operator in range(3)])
+    arena = CpuArena(CpuBuffer(1024), 3, [PlannedRequest(operator, 0, 400, 64 * operator) for operator in range(3)])
     with arena.region(loose=True):
         arena.begin_operator(0)
         first = torch.full((100,), 1.0)
         arena.begin_operator(1)
         second = torch.full((100,), 2.0)
-        assert not arena.contains(second.data_ptr())
+        assert not arena.buffer.contains(second.data_ptr())
         del first
         arena.begin_operator(2)
         third = floats(100)
-        assert third.data_ptr() == arena.buffer_address + 128
+        assert third.data_ptr() == arena.buffer.address + 128
 
 
 @pytest.mark.parametrize(
@@ -259,12 +294,12 @@ def test_loose_runs_never_serve_a_place_that_is_occupied() -> None:
 )
 def test_programs_that_cannot_be_are_refused(requests: list[PlannedRequest], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        CpuArena(128, 2, requests)
+        CpuArena(CpuBuffer(128), 2, requests)
 
 
 def test_a_buffer_beyond_all_memory_is_a_memory_error() -> None:
     with pytest.raises(MemoryError, match="cannot allocate a buffer"):
-        CpuArena(2**60, 0, [])
+        CpuArena(CpuBuffer(2**60), 0, [])
 
 
 def test_begin_operator_refuses_what_is_no_number() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from olla_fx.arena import ArenaBusyError, CpuArena, PlannedRequest, record_events
+from olla_fx.arena import ArenaBusyError, CpuArena, CpuBuffer, PlannedRequest, record_events
 
 
 def run_on_another_thread(action: Callable[[], None]) -> None:
@@ -38,21 +38,21 @@ def two_threads() -> Iterator[None]:
 
 
 def test_other_threads_are_counted_apart_and_never_served() -> None:
-    arena = CpuArena(512, 1, [PlannedRequest(0, 0, 400, 0)])
+    arena = CpuArena(CpuBuffer(512), 1, [PlannedRequest(0, 0, 400, 0)])
     kept: list[torch.Tensor] = []
     with arena.region(record=True):
         arena.begin_operator(0)
         run_on_another_thread(lambda: kept.extend(torch.empty(100) for _ in range(5)))
         mine = torch.empty(100)
-    assert not any(arena.contains(each.data_ptr()) for each in kept)
-    assert arena.contains(mine.data_ptr())
+    assert not any(arena.buffer.contains(each.data_ptr()) for each in kept)
+    assert arena.buffer.contains(mine.data_ptr())
     counters = arena.counters()
     assert (counters.requests_on_worker_threads, counters.outside, counters.served) == (5, 0, 1)
     assert len(arena.recording()) == 1
 
 
 def test_a_busy_arena_refuses_another_thread() -> None:
-    arena = CpuArena(512, 1, [])
+    arena = CpuArena(CpuBuffer(512), 1, [])
 
     def enter() -> None:
         assert arena.is_busy
@@ -65,7 +65,7 @@ def test_a_busy_arena_refuses_another_thread() -> None:
 
 
 def test_a_served_block_may_be_freed_by_another_thread() -> None:
-    arena = CpuArena(512, 2, [PlannedRequest(0, 0, 400, 0), PlannedRequest(1, 0, 400, 0)])
+    arena = CpuArena(CpuBuffer(512), 2, [PlannedRequest(0, 0, 400, 0), PlannedRequest(1, 0, 400, 0)])
     kept: list[torch.Tensor] = []
     with arena.region(record=True):
         arena.begin_operator(0)
@@ -77,21 +77,21 @@ def test_a_served_block_may_be_freed_by_another_thread() -> None:
     assert first.freed_by_other_thread
     assert first.freed_in_operator == 0
     assert second.freed_at is None
-    assert arena.outstanding_blocks == 1
+    assert arena.buffer.outstanding_blocks == 1
     run_on_another_thread(kept.clear)
-    assert arena.outstanding_blocks == 0
+    assert arena.buffer.outstanding_blocks == 0
 
 
 def test_two_threads_run_their_own_arenas() -> None:
     failures: list[str] = []
 
     def work(value: float) -> None:
-        arena = CpuArena(4096, 1, [PlannedRequest(0, 0, 4000, 0)])
+        arena = CpuArena(CpuBuffer(4096), 1, [PlannedRequest(0, 0, 4000, 0)])
         for _ in range(300):
             with arena.region():
                 arena.begin_operator(0)
                 block = torch.full((1000,), value)
-            if not arena.contains(block.data_ptr()) or not bool((block == value).all()):
+            if not arena.buffer.contains(block.data_ptr()) or not bool((block == value).all()):
                 failures.append(f"thread {value}")
             if arena.counters().served != 1:
                 failures.append(f"thread {value} counts {arena.counters()}")
@@ -113,7 +113,7 @@ def test_attention_backward_in_bf16_keeps_its_gradients(two_threads: None) -> No
         attended = functional.scaled_dot_product_attention(query, query, query)
         return torch.autograd.grad(attended.float().square().sum(), query)[0]
 
-    recorder = CpuArena(0, 1, [])
+    recorder = CpuArena(CpuBuffer(0), 1, [])
     expected = gradient()
     with recorder.region(record=True):
         recorder.begin_operator(0)
@@ -123,9 +123,9 @@ def test_attention_backward_in_bf16_keeps_its_gradients(two_threads: None) -> No
     for request in recording:
         requests.append(PlannedRequest(0, request.ordinal, request.size_bytes, end))
         end += -(-request.size_bytes // 64) * 64
-    arena = CpuArena(end, 1, requests)
+    arena = CpuArena(CpuBuffer(end), 1, requests)
     for _ in range(5):
-        arena.poison()
+        arena.buffer.poison()
         with arena.region():
             arena.begin_operator(0)
             found = gradient()
@@ -162,7 +162,7 @@ def test_random_requests_and_frees_on_three_threads_keep_every_block_intact() ->
     try:
         chooser = random.Random(7)
         for turn in range(150):
-            arena = CpuArena(count * 1024, count, requests)
+            arena = CpuArena(CpuBuffer(count * 1024), count, requests)
             leaked = serve_everything(arena, chooser, record=turn % 3 == 0, failures=failures)
             inbox.extend(leaked)
     finally:
