@@ -20,7 +20,7 @@ from olla_fx.dataflow import Dataflow, build_dataflow
 from olla_fx.errors import CaptureError
 from olla_fx.plan import Plan
 from olla_fx.rewrite import rewrite
-from olla_fx.run import CompiledStep, Executor, PlannedModule
+from olla_fx.run import CompiledStep, Executor, PlannedModule, SharedBuffer
 from olla_solvers import backends
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.planner import make_plan
@@ -73,9 +73,9 @@ def optimize(
     def plan_problem(problem: Problem) -> MemoryPlan:
         return make_plan(problem, solver=solver, time_limit=time_limit)
 
-    def compile_step(wanted: StepRequest) -> CompiledStep:
+    def compile_step(wanted: StepRequest, buffer: SharedBuffer) -> CompiledStep:
         captured, dataflow, timings = _front(wanted)
-        executor = Executor(dataflow, plan_problem(dataflow.problem), captured.inputs, plan_problem)
+        executor = Executor(dataflow, plan_problem(dataflow.problem), captured.inputs, plan_problem, buffer)
 
         def describe(current: Executor) -> Plan:
             seconds = {**timings, **current.plan.timings, "emit": current.emit_seconds}
@@ -155,7 +155,7 @@ def _request(
     return_outputs: bool,
 ) -> StepRequest:
     """Check the arguments once, at the door."""
-    if mode not in ("auto", *Mode):
+    if mode not in ("auto", Mode.INFERENCE, Mode.TRAINING):
         raise CaptureError(f"unknown mode {mode!r}: one of auto, inference, training")
     training = model.training if mode == "auto" else mode == Mode.TRAINING
     inputs = example_input if isinstance(example_input, tuple) else (example_input,)
@@ -170,10 +170,13 @@ def _request(
         return StepRequest(model, inputs, Mode.INFERENCE)
     if not model.training:
         raise CaptureError("mode='training' plans model.train(): call it first")
+    if loss_fn is None and optimizer is None:
+        return StepRequest(model, inputs, Mode.AUTOGRAD)
     if loss_fn is None or optimizer is None:
         raise CaptureError(
-            "a training step needs loss_fn and optimizer: olla_fx.optimize(model, (x, y), loss_fn=..., "
-            "optimizer=...). For inference call model.eval() first"
+            "a whole training step needs both loss_fn and optimizer: olla_fx.optimize(model, (x, y), "
+            "loss_fn=..., optimizer=...). Leave both out to keep your own loop, or call model.eval() for "
+            "inference"
         )
     if len(inputs) < 2:
         raise CaptureError("with loss_fn, example_input is a tuple whose last element is the target: (x, y)")

@@ -102,10 +102,16 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
     return written
 
 
+def hand_over(results: Sequence[object], tangents: Sequence[object]) -> None:
+    """Marks where the caller gets the results of forward and comes back with tangents for backward."""
+
+
 def is_free(node: fx.Node) -> bool:
     """Whether a node takes no memory and no time: views, ``getitem``, arithmetic on Python numbers."""
     if node.op in ("placeholder", "get_attr", "output") or node.target is operator.getitem:
         return True
+    if node.target is hand_over:
+        return False
     value = node.meta.get("val")
     tensors = [key for key in storages_of(value) if key is not None]
     if not isinstance(node.target, torch._ops.OpOverload):
@@ -155,6 +161,8 @@ class _Builder:
         self.before: set[tuple[int, int]] = set()
         self.number_sources: dict[fx.Node, frozenset[int]] = {}
         self.last_random: int | None = None
+        self.effects: list[int] = []
+        self.handed_over: dict[int | None, int] = {}
 
     def add(self, node: fx.Node) -> None:
         if node.op in ("placeholder", "get_attr"):
@@ -165,10 +173,26 @@ class _Builder:
                 for returned in storages_of(argument.meta.get("val")):
                     if returned is not None:
                         self.storages[returned].is_output = True
+        elif node.target is hand_over:
+            self._add_hand_over(node)
         elif is_free(node):
             self.number_sources[node] = self._numbers_of(node)
         else:
             self._add_operator(node)
+
+    def _add_hand_over(self, node: fx.Node) -> None:
+        """An operator that reads the results; what has effects runs before it, what reads tangents after."""
+        index = len(self.operators)
+        self.operators.append(node)
+        self.results.append([])
+        self.before.update((effect, index) for effect in self.effects)
+        results, tangents = node.args
+        for each in pytree.tree_leaves(results):
+            for key in storages_of(each.meta.get("val")) if isinstance(each, fx.Node) else ():
+                if key is not None:
+                    self._read(self.storages[key], index)
+        for each in pytree.tree_leaves(tangents):
+            self.handed_over.update(dict.fromkeys(storages_of(each.meta.get("val")), index))
 
     def _numbers_of(self, node: fx.Node) -> frozenset[int]:
         """The operators whose Python numbers reach a node without passing through a tensor."""
@@ -195,12 +219,19 @@ class _Builder:
         for key in read - written:
             if key is not None:
                 self._read(self.storages[key], index)
+            if key in self.handed_over:
+                self.before.add((self.handed_over[key], index))
         for key in written:
             if key is not None:
                 self._write(self.storages[key], index)
+        if written or self._reads_static(read) or draws_random_numbers(node):
+            self.effects.append(index)
         self._chain_random(node, index)
         self._add_results(node, index)
         self.number_sources[node] = frozenset({index})
+
+    def _reads_static(self, read: set[int | None]) -> bool:
+        return any(key is not None and self.storages[key].producer is None for key in read)
 
     def _read(self, storage: _Storage, index: int) -> None:
         storage.users.add(index)

@@ -1,4 +1,4 @@
-"""Plan → reordered ``GraphModule``.
+"""Plan → reordered ``GraphModule``, one for each phase of the step.
 
 The emitted graph holds the operators in planned order, each followed by the ``getitem`` of its results.
 Free nodes (views, scalar arithmetic) stand right before their first user. The generated code deletes every
@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 from torch import fx
+from torch.fx.node import Argument
+from torch.utils import _pytree as pytree
 
 from olla_fx.capture import Role, StepInput
-from olla_fx.dataflow import Dataflow, free_nodes_before
+from olla_fx.dataflow import Dataflow, free_nodes_before, hand_over
 from olla_solvers.analysis import lifetimes
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.problem import ArrayKind, Problem
@@ -29,6 +32,7 @@ _PREFIX = {
     Role.HYPERPARAMETER: "h",
     Role.SCALAR: "scalar",
     Role.EXAMPLE: "input",
+    Role.TANGENT: "tangent",
 }
 
 
@@ -38,7 +42,7 @@ def emit(
     plan: MemoryPlan,
     inputs: Sequence[StepInput],
     begin_operator: Callable[[int], object] | None = None,
-) -> fx.GraphModule:
+) -> tuple[fx.GraphModule, ...]:
     """Write the planned program.
 
     Args:
@@ -50,43 +54,110 @@ def emit(
             requests to expect; None leaves the calls out.
 
     Returns:
-        A module with the same arguments and results as ``dataflow.graph_module``. Operator nodes carry
+        One module for each phase. One phase alone has the arguments and results of
+        ``dataflow.graph_module``. Where the graph hands over to the caller between forward and backward,
+        the first returns the outputs and a list of what it keeps for the second, which takes the same
+        arguments and that list, empties it as it goes, and returns the gradients. Operator nodes carry
         their name in ``problem`` as ``meta["operator"]``.
     """
     source = dataflow.graph_module.graph
-    target = fx.Graph()
-    emitted: dict[fx.Node, fx.Node] = {}
-    for node, step_input in zip(source.find_nodes(op="placeholder"), inputs, strict=True):
-        emitted[node] = target.placeholder(_placeholder_name(step_input))
-        emitted[node].meta = dict(node.meta)
-    operators = frozenset(dataflow.operators)
     by_name = {node.name: node for node in dataflow.operators}
-    timesteps: dict[str, int] = {}
+    output = source.output_node()
+    comments = _comments(dataflow, problem, plan)
+    phase = _Phase(source, inputs, dataflow.operators, None)
+    phases = [phase]
     for timestep, name in enumerate(plan.order):
         node = by_name[name]
-        _emit_free(target, node, emitted, operators)
+        if node.target is hand_over:
+            phase = _Phase(source, inputs, dataflow.operators, phase)
+            phases.append(phase)
+        else:
+            phase.add(node, timestep, begin_operator)
+    if len(phases) == 1:
+        phase.finish(output.args[0], comments)
+    else:
+        answer = next(node for node in dataflow.operators if node.target is hand_over).args[0]
+        gradients = output.args[0][len(answer) :]  # type: ignore[arg-type, index]
+        phases[1].finish(gradients, comments)
+        phases[0].finish((answer, phases[1].taken[::-1]), comments)
+    return tuple(fx.GraphModule(dataflow.graph_module, each.target, "PlannedStep") for each in phases)
+
+
+class _Phase:
+    """The graph of one phase as it grows.
+
+    Attributes:
+        target: the graph.
+        taken: results of the phase before that this one takes over, in the order in which it does.
+    """
+
+    def __init__(
+        self,
+        source: fx.Graph,
+        inputs: Sequence[StepInput],
+        operators: Sequence[fx.Node],
+        before: _Phase | None,
+    ) -> None:
+        self.target = fx.Graph()
+        self.taken: list[fx.Node] = []
+        self._before = before
+        self._emitted: dict[fx.Node, fx.Node] = {}
+        self._timesteps: dict[str, tuple[str, int]] = {}
+        for node, step_input in zip(source.find_nodes(op="placeholder"), inputs, strict=True):
+            self._emitted[node] = self.target.placeholder(_placeholder_name(step_input))
+            self._emitted[node].meta = dict(node.meta)
+        self._kept = self.target.placeholder("kept") if before is not None else None
+        # Views are made again by each phase; what an operator made is handed on.
+        self._made = frozenset(operators) | {
+            result for each in operators for result in each.users if result.target is operator.getitem
+        }
+
+    def add(self, node: fx.Node, timestep: int, begin_operator: Callable[[int], object] | None) -> None:
+        """Emit an operator, the free nodes that it needs before it, and the parts of its result after it."""
+        self._add_free(node)
         if begin_operator is not None:
-            target.call_function(begin_operator, (timestep,))
-        emitted[node] = target.node_copy(node, emitted.__getitem__)
+            self.target.call_function(begin_operator, (timestep,))
+        emitted = self._emitted[node] = self.target.node_copy(node, self._find)
         # At once, or the tuple of all results would keep each alive until the last is asked for.
         for result in node.users:
             if result.target is operator.getitem:
-                emitted[result] = target.node_copy(result, emitted.__getitem__)
-        emitted[node].meta["operator"] = name
-        timesteps[emitted[node].name] = timestep
-    output = source.output_node()
-    _emit_free(target, output, emitted, operators)
-    target.node_copy(output, emitted.__getitem__)
-    target.on_generate_code(lambda _: _annotate(_comments(dataflow, problem, plan, timesteps)))
-    target.lint()
-    return fx.GraphModule(dataflow.graph_module, target, "PlannedStep")
+                self._emitted[result] = self.target.node_copy(result, self._find)
+        emitted.meta["operator"] = node.name
+        self._timesteps[emitted.name] = node.name, timestep
+
+    def finish(self, results: object, comments: Mapping[str, str]) -> None:
+        """Emit the results, given as nodes of the source."""
+        for node in pytree.tree_leaves(results):
+            if isinstance(node, fx.Node) and node not in self._emitted:
+                self._add_free(node)
+                if node not in self._made:
+                    self._emitted[node] = self.target.node_copy(node, self._find)
+        self.target.output(fx.map_arg(cast(Argument, results), self._find))
+        mine = {
+            emitted: f"  # t={timestep} {comments[name]}".rstrip()
+            for emitted, (name, timestep) in self._timesteps.items()
+        }
+        self.target.on_generate_code(lambda _: _annotate(mine))
+        self.target.lint()
+
+    def _add_free(self, node: fx.Node) -> None:
+        for free in free_nodes_before(node, self._emitted, self._made):
+            self._emitted[free] = self.target.node_copy(free, self._find)
+
+    def _find(self, node: fx.Node) -> fx.Node:
+        """A source node's copy; what the phase before made is taken out of the list of what it kept."""
+        if node not in self._emitted:
+            if self._before is None or self._kept is None or node not in self._before._emitted:
+                raise ValueError(f"{node.name} is used before it is made")
+            self.taken.append(node)
+            with self.target.inserting_before(_first_line(self.target)):
+                self._emitted[node] = self.target.call_method("pop", (self._kept,))
+        return self._emitted[node]
 
 
-def _emit_free(
-    target: fx.Graph, node: fx.Node, emitted: dict[fx.Node, fx.Node], operators: frozenset[fx.Node]
-) -> None:
-    for free in free_nodes_before(node, emitted, operators):
-        emitted[free] = target.node_copy(free, emitted.__getitem__)
+def _first_line(graph: fx.Graph) -> fx.Node:
+    """The first node that is neither a placeholder nor takes over a kept value."""
+    return next((node for node in graph.nodes if node.op not in ("placeholder", "call_method")), graph._root)
 
 
 def _placeholder_name(step_input: StepInput) -> str:
@@ -94,15 +165,13 @@ def _placeholder_name(step_input: StepInput) -> str:
     return f"{_PREFIX[step_input.role]}_{readable}"
 
 
-def _comments(
-    dataflow: Dataflow, problem: Problem, plan: MemoryPlan, timesteps: Mapping[str, int]
-) -> dict[str, str]:
-    """For each emitted operator, by its name in the code, what stands behind its line."""
+def _comments(dataflow: Dataflow, problem: Problem, plan: MemoryPlan) -> dict[str, str]:
+    """For each operator, where and how long its arrays live."""
     index = {each.name: position for position, each in enumerate(problem.operators)}
     order = [index[name] for name in plan.order]
     living = lifetimes(problem, order)
     comments: dict[str, str] = {}
-    for name, timestep in timesteps.items():
+    for timestep, name in enumerate(plan.order):
         parts = []
         for array_index in dataflow.produced[order[timestep]]:
             if array_index is None:
@@ -116,11 +185,11 @@ def _comments(
                 f"{array.name}: [{offset}, {offset + array.size_bytes}) "
                 f"lives [{lifetime.lower}, {lifetime.upper})"
             )
-        workspace = plan.workspace_offsets.get(plan.order[timestep])
+        workspace = plan.workspace_offsets.get(name)
         if workspace is not None:
             size_bytes = problem.operators[order[timestep]].workspace_bytes
             parts.append(f"workspace: [{workspace}, {workspace + size_bytes})")
-        comments[name] = f"  # t={timestep} {'; '.join(parts)}".rstrip()
+        comments[name] = "; ".join(parts)
     return comments
 
 

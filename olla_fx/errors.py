@@ -5,6 +5,7 @@ from __future__ import annotations
 from olla_solvers.errors import OllaError
 
 __all__ = [
+    "BackwardError",
     "CaptureError",
     "ModelLookupError",
     "OllaError",
@@ -28,6 +29,10 @@ class StepInputError(OllaError, ValueError):
 
 class StepModeError(OllaError, RuntimeError):
     """A step was called while the model is in the wrong mode."""
+
+
+class BackwardError(OllaError, RuntimeError):
+    """A backward of a planned module cannot run: says why, and what to do."""
 
 
 class ModelLookupError(OllaError, ValueError):

@@ -305,6 +305,11 @@ def attribute_reads() -> Iterator[dict[tuple[int, str], torch.nn.Module]]:
             delattr(torch.nn.Module, "__getattribute__")
 
 
+def graph_is_kept() -> bool:
+    """Within a backward: whether the caller passed ``retain_graph=True``."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """A number that two live tensors share exactly if they share their storage."""
     return int(tensor.untyped_storage()._cdata)

@@ -42,11 +42,15 @@ class FakeStep:
             tensors = [self._copy(places[0], originals[places[0].owner]) for places in slots]
             self._shadow = ShadowModel(request, slots)
             self._shadow.put(tensors)
-            self._inputs = pytree.tree_map_only(torch.Tensor, self._empty, request.inputs)
+            self._inputs = pytree.tree_map_only(torch.Tensor, self._input, request.inputs)
             self._layout, self._state, self._scalars = self._copy_optimizer()
 
     def _empty(self, tensor: torch.Tensor) -> torch.Tensor:
         return TensorSpec.of(tensor).empty(meta_as=self._device)
+
+    def _input(self, tensor: torch.Tensor) -> torch.Tensor:
+        wanted = tensor.requires_grad and self.request.mode is Mode.AUTOGRAD
+        return self._empty(tensor).requires_grad_(wanted)
 
     def _copy(self, slot: TensorSlot, module: nn.Module) -> torch.Tensor:
         original = slot.table(module)[slot.key]
@@ -80,13 +84,26 @@ class FakeStep:
             if self.request.mode is Mode.INFERENCE:
                 with torch.no_grad():
                     return self._shadow.model(*self._inputs)
+            if self.request.mode is Mode.AUTOGRAD:
+                return self.backward()
             loss = self.backward()
             self._update()
             return loss
 
+    def forward(self) -> list[torch.Tensor]:
+        """Run forward only; the flat outputs through which gradients can come."""
+        with self.fake_mode, torch.enable_grad():
+            leaves = pytree.tree_leaves(self._shadow.model(*self._inputs))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+
     def backward(self) -> torch.Tensor:
         """Run forward and backward only."""
         with self.fake_mode, torch.enable_grad():
+            if self.request.mode is Mode.AUTOGRAD:
+                sums = [output.sum() for output in self.forward()]
+                total = torch.stack([each.real.double() for each in sums]).sum()
+                total.backward()  # type: ignore[no-untyped-call]
+                return total.detach()
             *inputs, target = self._inputs
             if self._shadow.loss_fn is None:
                 raise ValueError("a training step needs loss_fn")

@@ -37,6 +37,7 @@ class Role(enum.StrEnum):
     HYPERPARAMETER = "hyperparameter"
     SCALAR = "scalar"
     EXAMPLE = "input"
+    TANGENT = "tangent"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from olla_fx import torch_compat
 from olla_fx.capture.inputs import TensorSlot, step_modules
 from olla_fx.capture.pictures import function_values, leaves_within, picture_of
 from olla_fx.capture.python_state import MODULE_TABLES
-from olla_fx.capture.types import StepRequest
+from olla_fx.capture.types import Mode, StepRequest
 from olla_fx.errors import CaptureError
 
 
@@ -42,7 +42,7 @@ class ShadowModel:
             CaptureError: when hooks hang on it or it cannot be copied.
         """
         originals = request.modules()
-        _refuse_hooks(originals)
+        _refuse_hooks(originals, gradients_are_made=request.mode is not Mode.TRAINING)
         kept = [slot.table(originals[slot.owner])[slot.key] for places in slots for slot in places]
         for value in (request.loss_fn, *(module.__dict__ for module in originals.values())):
             kept += [leaf for _, leaf in leaves_within(value) if isinstance(leaf, torch.Tensor)]
@@ -102,7 +102,7 @@ def refuse_side_effects(before: Mapping[str, object], after: Mapping[str, object
         )
 
 
-def _refuse_hooks(modules: Mapping[str, nn.Module]) -> None:
+def _refuse_hooks(modules: Mapping[str, nn.Module], *, gradients_are_made: bool) -> None:
     for name, module in modules.items():
         for hook in torch_compat.module_hooks(module):
             owner: Any = getattr(hook, "__module__", None) or type(hook).__module__
@@ -113,6 +113,8 @@ def _refuse_hooks(modules: Mapping[str, nn.Module]) -> None:
                     "step. Remove it, or put its work into the module's forward"
                 )
         for key, parameter in module._parameters.items():
+            if gradients_are_made:
+                break  # autograd runs such hooks on the gradients that it is handed
             if parameter is not None and torch_compat.tensor_hooks(parameter):
                 raise CaptureError(
                     f"parameter {f'{name}.{key}'.lstrip('.')!r} has gradient hooks: a captured step makes no "

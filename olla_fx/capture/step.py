@@ -52,6 +52,7 @@ def capture(request: StepRequest) -> CapturedStep:
     tracing, graph_module = _trace(request, frozenset())
     if tracing.without_gradient:
         _refuse_lost_gradients(request, tracing.without_gradient)
+    if tracing.without_gradient and request.mode is Mode.TRAINING:
         tracing, graph_module = _trace(request, frozenset(tracing.without_gradient))
     if tracing.outputs is None:
         raise CaptureError(f"{type(request.model).__name__} returned nothing that can be captured")
@@ -63,6 +64,8 @@ def capture(request: StepRequest) -> CapturedStep:
         input_spec=tracing.example_spec,
         constants=tuple(each.value for each in tracing.example_leaves if isinstance(each, _Constant)),
         outputs=tracing.outputs,
+        differentiable=tracing.differentiable,
+        gradients=tracing.gradients,
         slots=tuple(tuple(places) for places in tracing.slots),
         optimizer=tracing.layout,
         state_keys={name: tuple(values) for name, values in tracing.state.items()},
@@ -134,6 +137,8 @@ class _Tracing:
         self.flat_arguments: list[torch.Tensor] = []
         self.outputs: OutputLayout | None = None
         self.without_gradient: list[str] = []
+        self.differentiable: tuple[bool, ...] = ()
+        self.gradients: tuple[int, ...] = ()
         self.layout: OptimizerLayout | None = None
         self.state: dict[str, dict[str, torch.Tensor]] = {}
         self.device = plan_device(request, self.slots)
@@ -141,6 +146,8 @@ class _Tracing:
         if request.optimizer is not None:
             self._add_optimizer(request.optimizer)
         self._add_examples()
+        if request.mode is Mode.AUTOGRAD:
+            self._add_tangents()
 
     def python_state(self) -> PythonState:
         """What the traced code read of its modules, as the user's own modules have it."""
@@ -213,6 +220,19 @@ class _Tracing:
             else:
                 self.example_leaves.append(_Constant(leaf))
 
+    def _add_tangents(self) -> None:
+        """One for each output that has a gradient; a first run under fake tensors tells which."""
+        eager = FakeStep(self.request)
+        with explained(self.request.model), torch.random.fork_rng(devices=[]):
+            outputs = eager.forward()
+        if not outputs:
+            raise CaptureError(
+                f"no output of {type(self.request.model).__name__} depends on a parameter or input that "
+                "requires a gradient: call it under torch.no_grad()"
+            )
+        for index, output in enumerate(outputs):
+            self._add(Role.TANGENT, str(index), TensorSpec.of(output.detach()))
+
     def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """The whole step as a function of its tensors; returns flat copies of its results."""
         values = {(each.role, each.name): tensor for each, tensor in zip(self.inputs, flat, strict=True)}
@@ -222,7 +242,43 @@ class _Tracing:
             self.shadow.put([values[places[0].role, places[0].name] for places in self.slots])
             with torch.no_grad():
                 return self._flatten_outputs(self.shadow.model(*arguments))
+        if self.request.mode is Mode.AUTOGRAD:
+            return self._differentiable_pass(flat)
         return self._training_step(values, arguments)
+
+    def _differentiable_pass(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Forward, and the gradients of everything that wants one from the tangents of the outputs."""
+        wanted = {
+            index: flat[index].detach().requires_grad_()
+            for index, each in enumerate(self.inputs)
+            if each.role is not Role.TANGENT and each.spec is not None and each.spec.requires_grad
+        }
+        held = [wanted.get(index, flat[index]) for index in range(len(flat))]
+        names = {(each.role, each.name): tensor for each, tensor in zip(self.inputs, held, strict=True)}
+        self.shadow.put([names[places[0].role, places[0].name] for places in self.slots])
+        leaves = [each.value if isinstance(each, _Constant) else held[each] for each in self.example_leaves]
+        tangents = [
+            tensor for each, tensor in zip(self.inputs, flat, strict=True) if each.role is Role.TANGENT
+        ]
+        with torch.enable_grad():
+            outputs = self.shadow.model(*pytree.tree_unflatten(leaves, self.example_spec))
+        tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        self.differentiable = tuple(leaf.requires_grad for leaf in tensors)
+        through = [leaf for leaf in tensors if leaf.requires_grad]
+        with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
+            gradients = torch.autograd.grad(through, list(wanted.values()), tangents, allow_unused=True)
+        by_index = dict(zip(wanted, gradients, strict=True))
+        self.gradients = tuple(index for index, gradient in by_index.items() if gradient is not None)
+        self.without_gradient = [
+            each.name
+            for index, each in enumerate(self.inputs)
+            if each.role is Role.PARAMETER and index in by_index and by_index[index] is None
+        ]
+        for index in self.gradients:
+            _refuse_sparse(self.inputs[index].name, by_index[index])
+        answer = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+        kept = [by_index[index].detach().clone() for index in self.gradients]
+        return [*self._flatten_outputs(answer), *kept]
 
     def _training_step(
         self, values: Mapping[tuple[Role, str], torch.Tensor], arguments: Sequence[Any]
@@ -244,10 +300,7 @@ class _Tracing:
             gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
             by_name = dict(zip(leaves, gradients, strict=True))
             for name, gradient in by_name.items():
-                if gradient is not None and gradient.layout is not torch.strided:
-                    raise CaptureError(
-                        f"the gradient of {name} is sparse; make its embedding with sparse=False"
-                    )
+                _refuse_sparse(name, gradient)
             self.without_gradient = [name for name, gradient in by_name.items() if gradient is None]
             self._update(values, parameters, by_name)
         detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
@@ -314,6 +367,11 @@ class _Tracing:
                 )
         self.outputs = OutputLayout(spec, tuple(layout))
         return results
+
+
+def _refuse_sparse(name: str, gradient: torch.Tensor | None) -> None:
+    if gradient is not None and gradient.layout is not torch.strided:
+        raise CaptureError(f"the gradient of {name} is sparse; make its embedding with sparse=False")
 
 
 def parameters_and_frozen(

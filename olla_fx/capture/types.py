@@ -23,7 +23,11 @@ class Mode(enum.StrEnum):
     """What a captured step does."""
 
     INFERENCE = "inference"
+    """Forward alone."""
+    AUTOGRAD = "autograd"
+    """Forward, and backward when the caller's own loop asks for it."""
     TRAINING = "training"
+    """The whole step: forward, loss, backward and weight update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,11 @@ class OutputLayout:
     spec: pytree.TreeSpec
     leaves: tuple[tuple[bool, Any], ...]
 
+    @property
+    def results(self) -> int:
+        """How many of the graph's results belong to the answer."""
+        return sum(is_result for is_result, _ in self.leaves)
+
     def rebuild(self, results: Sequence[torch.Tensor]) -> Any:
         """The answer with the caller's own structure."""
         return pytree.tree_unflatten(
@@ -50,13 +59,15 @@ class CapturedStep:
     """A step as one graph.
 
     Attributes:
-        mode: training or inference.
+        mode: what of the step.
         graph_module: functional but for trailing ``copy_`` into static arrays.
         inputs: what each placeholder is, in order.
         written: indices of the placeholders whose storage the step writes.
         input_spec: pytree of the caller's inputs.
         constants: the inputs' leaves that are no tensors; they are part of the graph.
         outputs: how results become the answer.
+        differentiable: for each result of the answer, whether a tangent comes back for it.
+        gradients: indices of the placeholders whose gradients follow the answer among the results.
         slots: the model's tensors with all their places.
         optimizer: what was assumed of the optimizer, when training.
         state_keys: for each parameter that is updated, the keys of its optimizer state.
@@ -75,6 +86,8 @@ class CapturedStep:
     input_spec: pytree.TreeSpec
     constants: tuple[Any, ...]
     outputs: OutputLayout
+    differentiable: tuple[bool, ...]
+    gradients: tuple[int, ...]
     slots: tuple[tuple[TensorSlot, ...], ...]
     optimizer: OptimizerLayout | None
     state_keys: Mapping[str, tuple[str, ...]]
@@ -93,7 +106,7 @@ class StepRequest:
     Attributes:
         model: the user's; not changed.
         inputs: positional arguments of the model; for training the last one is the target.
-        mode: training or inference.
+        mode: what of it.
         loss_fn: ``loss_fn(model(*inputs), target)`` must give a scalar.
         optimizer: the user's; not changed.
         return_outputs: whether a training step also returns the model's outputs.

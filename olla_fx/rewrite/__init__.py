@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from olla_fx.capture import CapturedStep
+from olla_fx.capture import CapturedStep, Mode
 from olla_fx.rewrite.cleanup import (
     drop_dead_copies,
     drop_identities,
     drop_output_copies,
     use_scalars_directly,
 )
+from olla_fx.rewrite.hand_over import mark_hand_over
 from olla_fx.rewrite.inplace import InPlaceReport, in_place_form, update_in_place
 from olla_fx.rewrite.propagate import propagate_fake_tensors
 
@@ -23,6 +24,7 @@ __all__ = [
     "drop_identities",
     "drop_output_copies",
     "in_place_form",
+    "mark_hand_over",
     "propagate_fake_tensors",
     "rewrite",
     "update_in_place",
@@ -57,6 +59,8 @@ def rewrite(captured: CapturedStep) -> tuple[fx.GraphModule, RewriteReport]:
     dead_copies = drop_dead_copies(graph)
     updates = update_in_place(graph)
     graph.eliminate_dead_code(_has_effect)
+    if captured.mode is Mode.AUTOGRAD:
+        mark_hand_over(graph, captured.inputs, captured.outputs.results)
     graph_module.recompile()
     propagate_fake_tensors(graph_module, captured.inputs, captured.device)
     return graph_module, RewriteReport(dead_copies, updates)

@@ -1,10 +1,10 @@
-"""Runs one planned graph: the first call is recorded, later ones are served from one buffer.
+"""Runs one planned graph: the first run is recorded, later ones are served from one buffer.
 
-The first plan knows arrays only. Its call is a real step in planned order, served from a first buffer
+The first plan knows arrays only. Its run is a real step in planned order, served from a first buffer
 as far as arrays go, that records every request. The plan is then made again with the operators'
-workspaces, the graph is emitted anew, and from the second call on the arena serves each request at its
+workspaces, the graph is emitted anew, and from the second run on the arena serves each request at its
 planned address (profile-guided allocation §4, OLLA §3.5). What does not match falls through to the
-stock allocator and is counted.
+stock allocator and is counted; a run that asks for more than was recorded is recorded again (§4.3).
 """
 
 from __future__ import annotations
@@ -31,8 +31,12 @@ from olla_fx.run.recording import (
     problem_with_workspaces,
     read_recording,
 )
+from olla_fx.run.shared_buffer import Lease, SharedBuffer
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.problem import Problem
+
+MOST_RECORDINGS = 4
+"""A step whose requests change from run to run is recorded so often, and then left as it is."""
 
 
 class Binding(enum.StrEnum):
@@ -44,7 +48,7 @@ class Binding(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """Allocation requests of the last call.
+    """Allocation requests of the last run.
 
     Attributes:
         served: served from the buffer.
@@ -62,9 +66,31 @@ class RunCounts:
     outside_bytes: int = 0
     requests_on_worker_threads: int = 0
 
+    def __add__(self, other: RunCounts) -> RunCounts:
+        """The counts of two phases together."""
+        return RunCounts(
+            self.served + other.served,
+            self.served_bytes + other.served_bytes,
+            self.outputs + other.outputs,
+            self.outside + other.outside,
+            self.outside_bytes + other.outside_bytes,
+            self.requests_on_worker_threads + other.requests_on_worker_threads,
+        )
+
 
 class Executor:
-    """One planned graph and, once recorded, its buffer."""
+    """One planned graph and, once recorded, its program.
+
+    Attributes:
+        plan: the plan in force.
+        problem: what was planned.
+        counts: of the last complete run in the buffer.
+        outside_log: its unexpected requests: operator, ordinal and bytes of each.
+        binding: where arrays live.
+        emit_seconds: time spent on emitting.
+        recordings: how many runs were recorded.
+        phases: the emitted graphs, one for each phase.
+    """
 
     def __init__(
         self,
@@ -72,6 +98,7 @@ class Executor:
         plan: MemoryPlan,
         inputs: Sequence[StepInput],
         make_plan: Callable[[Problem], MemoryPlan],
+        buffer: SharedBuffer,
     ) -> None:
         """Emit the first plan's graph.
 
@@ -80,80 +107,71 @@ class Executor:
             plan: a plan of ``dataflow.problem``.
             inputs: what the placeholders are.
             make_plan: plans a problem anew, with the options of the first plan.
+            buffer: where to run.
         """
-        self._dataflow = dataflow
+        self.dataflow = dataflow
         self._inputs = tuple(inputs)
         self._make_plan = make_plan
+        self._buffer = buffer
+        self._requests: list[arena.PlannedRequest] | None = None
         self._arena: arena.CpuArena | None = None
+        self._wants_recording = True
         self.plan = plan
         self.problem = dataflow.problem
         self.counts = RunCounts()
+        self.outside_log: tuple[str, ...] = ()
         self.binding = Binding.BUFFER if arena.available() else Binding.STOCK
         self.emit_seconds = 0.0
-        self.graph_module = self._emit()
+        self.recordings = 0
+        self.phases = self._emit()
+        buffer.want(self, plan.buffer_bytes)
 
-    def _emit(self) -> fx.GraphModule:
+    def _emit(self) -> tuple[fx.GraphModule, ...]:
         started = time.perf_counter()
         marker = arena.begin_operator_function() if self.binding is Binding.BUFFER else None
-        graph_module = emit(self._dataflow, self.problem, self.plan, self._inputs, marker)
+        phases = emit(self.dataflow, self.problem, self.plan, self._inputs, marker)
         self.emit_seconds += time.perf_counter() - started
-        return graph_module
+        return phases
 
-    def run(self, arguments: Sequence[Any]) -> Sequence[torch.Tensor]:
-        """Run one step.
+    def start(self, lease: Lease | None) -> Run:
+        """Begin a run.
 
         Args:
-            arguments: a value for each placeholder.
-
-        Returns:
-            The graph's results.
+            lease: of the buffer; None runs with the stock allocator.
         """
-        # What autocast casts is in the graph already.
-        with torch.no_grad(), torch.autocast(self._dataflow.device.type, enabled=False):
-            if self.binding is Binding.STOCK:
-                results: Sequence[torch.Tensor] = self.graph_module(*arguments)
-                return results
-            if self._arena is None:
-                return self._record(arguments)
-            with self._arena.region():
-                results = self.graph_module(*arguments)
-            self.counts = _counts(self._arena)
-            return results
+        if lease is None or self.binding is Binding.STOCK:
+            return Run(self, self.phases, None, lease, recorded=False)
+        recorded = self._wants_recording
+        if recorded:
+            requests = self._requests or expected_requests(self.dataflow, self.plan)
+            program = arena.CpuArena(self._buffer.get(), len(self.plan.order), requests)
+        else:
+            program = self._program()
+        return Run(self, self.phases, program, lease, recorded=recorded)
 
-    def poison(self, byte: int = 0xFF) -> None:
-        """Overwrite the whole buffer, to show that no step depends on what an earlier one left."""
-        if self._arena is not None:
-            self._arena.poison(byte)
+    def _program(self) -> arena.CpuArena:
+        buffer = self._buffer.get()
+        if self._arena is None or self._arena.buffer is not buffer:
+            self._arena = arena.CpuArena(buffer, len(self.plan.order), self._requests or ())
+        return self._arena
 
-    @property
-    def outside_log(self) -> tuple[str, ...]:
-        """The last call's unexpected requests: operator, ordinal and bytes of each."""
-        if self._arena is None:
-            return ()
-        return tuple(
+    def end(self, run: Run) -> None:
+        """Take over what a complete run in the buffer has shown."""
+        self.counts = run.counts
+        self.outside_log = tuple(
             f"{self.plan.order[timestep]} request {ordinal}: {size_bytes} B"
-            for timestep, ordinal, size_bytes in self._arena.outside_log()
+            for timestep, ordinal, size_bytes in run.outside_log
         )
-
-    def _record(self, arguments: Sequence[Any]) -> Sequence[torch.Tensor]:
-        requests = expected_requests(self._dataflow, self.plan)
-        recorder = arena.CpuArena(self.plan.buffer_bytes, len(self.plan.order), requests)
-        timesteps = {name: timestep for timestep, name in enumerate(self.plan.order)}
-        nodes = {
-            node: timesteps[node.meta["operator"]]
-            for node in self.graph_module.graph.nodes
-            if "operator" in node.meta
-        }
-        interpreter = RecordingInterpreter(self.graph_module, nodes)
-        with recorder.region(record=True, loose=True):
-            results: Sequence[torch.Tensor] = interpreter.run(*arguments)
-        self.counts = _counts(recorder)
-        record = read_recording(self._dataflow, self.plan.order, interpreter.addresses, recorder.recording())
-        self._adopt(record)
-        return results
+        if run.recorded:
+            order = self.plan.order
+            self._adopt(read_recording(self.dataflow, order, run.addresses, run.recording))
+        elif run.counts.outside and self.recordings < MOST_RECORDINGS:
+            self._wants_recording = True
 
     def _adopt(self, record: StepRecord) -> None:
-        """Plan again with what was recorded, and make the buffer."""
+        """Plan again with what was recorded."""
+        self._wants_recording = False
+        self.recordings += 1
         if record.unallocated:
             warnings.warn(
                 f"the storage of {record.unallocated[0]} is not where its operator's fake tensors say; the "
@@ -162,14 +180,111 @@ class Executor:
                 stacklevel=5,
             )
             self.binding = Binding.STOCK
-            self.graph_module = self._emit()
+            self.phases = self._emit()
             return
-        alignment_bytes = self._dataflow.alignment_bytes
-        self.problem = problem_with_workspaces(self._dataflow.problem, record, alignment_bytes)
+        alignment_bytes = self.dataflow.alignment_bytes
+        self.problem = problem_with_workspaces(self.dataflow.problem, record, alignment_bytes)
         self.plan = self._make_plan(self.problem)
-        requests = planned_requests(self.problem, self.plan, record)
-        self._arena = arena.CpuArena(self.plan.buffer_bytes, len(self.plan.order), requests)
-        self.graph_module = self._emit()
+        self._requests = planned_requests(self.problem, self.plan, record)
+        self._arena = None
+        self._buffer.want(self, self.plan.buffer_bytes)
+        self.phases = self._emit()
+
+
+class Run:
+    """One run of a step, phase by phase.
+
+    Attributes:
+        counts: of the phases so far.
+        outside_log: operator, ordinal and bytes of unexpected requests so far.
+        recorded: whether it is being recorded.
+        addresses: for each timestep, where the operator's results are, if recorded.
+        recording: the planning thread's requests, if recorded.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        phases: Sequence[fx.GraphModule],
+        program: arena.CpuArena | None,
+        lease: Lease | None,
+        *,
+        recorded: bool,
+    ) -> None:
+        """Prepare a run; see :meth:`Executor.start`."""
+        self._executor = executor
+        self._phases = phases
+        self._program = program
+        self._lease = lease
+        self._timesteps = {name: timestep for timestep, name in enumerate(executor.plan.order)}
+        self._loose = recorded
+        self.recorded = recorded
+        self.counts = RunCounts()
+        self.outside_log: list[tuple[int, int, int]] = []
+        self.addresses: dict[int, list[int | None]] = {}
+        self.recording: list[arena.RecordedRequest] = []
+
+    @property
+    def in_buffer(self) -> bool:
+        """Whether it runs in the buffer."""
+        return self._program is not None
+
+    def read_by(self, index: int) -> frozenset[int]:
+        """The indices of the placeholders that a phase reads."""
+        placeholders = self._phases[index].graph.find_nodes(op="placeholder")
+        return frozenset(position for position, node in enumerate(placeholders) if node.users)
+
+    def run_phase(self, index: int, arguments: Sequence[Any], *, last: bool = True) -> Any:
+        """Run a phase.
+
+        Args:
+            index: which.
+            arguments: of its graph.
+            last: whether the run is over after it; otherwise the buffer stays claimed.
+        """
+        phase = self._phases[index]
+        try:
+            # What autocast casts is in the graph already.
+            with torch.no_grad(), torch.autocast(self._executor.dataflow.device.type, enabled=False):
+                results = self._run(phase, arguments, last or index + 1 < len(self._phases))
+        except BaseException:
+            self.release()
+            raise
+        if last:
+            if self._program is not None:
+                self._executor.end(self)
+            self.release()
+        return results
+
+    def _run(self, phase: fx.GraphModule, arguments: Sequence[Any], once: bool) -> Any:
+        program = self._program
+        if program is None:
+            return phase(*arguments)
+        loose = self._loose
+        if self.recorded and once:
+            nodes = {
+                node: self._timesteps[node.meta["operator"]]
+                for node in phase.graph.nodes
+                if "operator" in node.meta
+            }
+            interpreter = RecordingInterpreter(phase, nodes)
+            with program.region(record=True, loose=loose):
+                results = interpreter.run(*arguments)
+            self.addresses.update(interpreter.addresses)
+            self.recording.extend(program.recording())
+        else:
+            # A phase that will run again keeps what it was to free, so its requests are no pattern.
+            self.recorded = False
+            with program.region(loose=loose):
+                results = phase(*arguments)
+        self.counts += _counts(program)
+        self.outside_log.extend(program.outside_log())
+        return results
+
+    def release(self) -> None:
+        """Give the buffer back."""
+        if self._lease is not None:
+            self._lease.release()
 
 
 def _counts(used: arena.CpuArena) -> RunCounts:

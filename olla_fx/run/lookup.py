@@ -17,7 +17,7 @@ from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Mode, Role, StepRequest, TensorSlot, TensorSpec
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.inputs import WANTS_GRADIENT
-from olla_fx.errors import StepInputError, StepModeError
+from olla_fx.errors import StepInputError
 
 _StateKeys = tuple[int, int, tuple[str, ...]]
 
@@ -63,58 +63,22 @@ class StepLookup:
             if name in self._captured.state_keys
         ]
 
-    def check_mode(self) -> None:
-        """Refuse a call in the mode that the step was not planned for.
-
-        Raises:
-            StepModeError: saying which call to make.
-        """
-        training = self._captured.mode is Mode.TRAINING
-        if training and not self._model.training:
-            raise StepModeError(
-                "this is a whole training step, but the model is in eval mode: call model.train() first, or "
-                "plan an inference with olla_fx.optimize(model.eval(), example_input)"
-            )
-        if not training and self._model.training:
-            raise StepModeError(
-                "this step was planned for inference, but the model is in training mode: call model.eval()"
-            )
-
     def check_inputs(self, inputs: tuple[Any, ...]) -> list[torch.Tensor]:
-        """The caller's tensors, flat.
+        """The caller's tensors, flat; of the kinds that were planned.
 
         Raises:
-            StepInputError: when structure, shape, layout, dtype, device or a constant differ from the
-                planned ones.
+            StepInputError: when an input of a whole training step wants a gradient.
         """
-        leaves, spec = pytree.tree_flatten(inputs)
-        if spec != self._captured.input_spec:
-            planned = self._captured.input_spec.num_leaves
-            raise StepInputError(
-                f"this step was planned for {planned} input leaves in the structure of its example, and was "
-                f"called with {len(leaves)} in another one; plan again for the new structure"
-            )
         # Lazy conjugation and negation are carried out: no kernel of a plan looks at their bits.
-        tensors = [leaf.resolve_conj().resolve_neg() for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        constants = tuple(leaf for leaf in leaves if not isinstance(leaf, torch.Tensor))
-        if constants != self._captured.constants:
-            raise StepInputError(
-                f"this step was planned for the constants {self._captured.constants!r} and was called with "
-                f"{constants!r}; plan again for the new ones"
-            )
-        training = self._captured.mode is Mode.TRAINING
-        for index, (tensor, wanted) in enumerate(zip(tensors, self._examples, strict=True)):
-            if training and tensor.requires_grad:
-                raise StepInputError(f"input {index} {WANTS_GRADIENT}")
-            if wanted is not None and not wanted.fits(tensor):
-                given = TensorSpec.of(tensor)
-                detail = (
-                    "" if str(given) != str(wanted) else f" (strides {given.stride}, not {wanted.stride})"
-                )
-                raise StepInputError(
-                    f"input {index} is {given}, but this step was planned for {wanted}{detail}. Call "
-                    "olla_fx.optimize again with an example of the new kind"
-                )
+        tensors = [
+            leaf.resolve_conj().resolve_neg()
+            for leaf in pytree.tree_leaves(inputs)
+            if isinstance(leaf, torch.Tensor)
+        ]
+        if self._captured.mode is Mode.TRAINING:
+            for index, tensor in enumerate(tensors):
+                if tensor.requires_grad:
+                    raise StepInputError(f"input {index} {WANTS_GRADIENT}")
         return tensors
 
     def outdated(self) -> str | None:
@@ -148,7 +112,8 @@ class StepLookup:
                 return f"{slot.name} changed its shape, layout, dtype or device"
             if slot.role is Role.PARAMETER and tensor.requires_grad is not spec.requires_grad:
                 return f"{slot.name} was frozen or unfrozen"
-            if slot.role is Role.PARAMETER and torch_compat.tensor_hooks(tensor):
+            hooks_count = self._captured.mode is Mode.TRAINING and slot.role is Role.PARAMETER
+            if hooks_count and torch_compat.tensor_hooks(tensor):
                 return f"{slot.name} has a gradient hook"
         for first_module, first, module, other in self._aliases:
             if first.table(first_module)[first.key] is not other.table(module).get(other.key):

@@ -1,28 +1,38 @@
 """The module that a user calls: their model's step, planned.
 
-It shares the model's parameters, buffers and ``state_dict`` keys. Every call looks its inputs up by
-name; where model or optimizer changed in a way that the plan depends on, the step is planned again.
+It shares the model's parameters, buffers and ``state_dict`` keys. Every call looks its inputs up by name.
+There is a plan for each kind of call (shapes and types of the inputs and, in the caller's own loop, whether
+gradients are wanted and which modules train); where model or optimizer changed in a way that a plan depends
+on, the step is planned again. All plans run in one buffer, sized by the largest.
 """
 
 from __future__ import annotations
 
+import collections
 import logging
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from olla_fx import torch_compat
-from olla_fx.capture import CapturedStep, Mode, StepRequest
+from olla_fx.capture import CapturedStep, Mode, StepRequest, TensorSpec
+from olla_fx.errors import StepInputError, StepModeError
 from olla_fx.plan import Plan
 from olla_fx.report import StepReport
+from olla_fx.run.autograd import Pass, PlannedFunction
 from olla_fx.run.executor import Binding, Executor, RunCounts
 from olla_fx.run.lookup import StepLookup
+from olla_fx.run.shared_buffer import SharedBuffer
 
 logger = logging.getLogger(__name__)
+
+MOST_PLANS = 8
+"""Plans that a module keeps; the one that was not used for longest goes first."""
 
 
 @dataclass(frozen=True)
@@ -40,27 +50,37 @@ class CompiledStep:
     describe: Callable[[Executor], Plan]
 
 
-Compile = Callable[[StepRequest], CompiledStep]
+Compile = Callable[[StepRequest, SharedBuffer], CompiledStep]
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A plan and how its inputs are found."""
+
+    step: CompiledStep
+    lookup: StepLookup
 
 
 class PlannedModule(nn.Module):
     """A planned step.
 
     Attributes:
-        replans: how often the step was planned again because model or optimizer changed.
+        replans: how often a step was planned again because model or optimizer changed.
+        stock_runs: how many calls ran with the stock allocator because the buffer held the activations of
+            a forward whose backward was still to come.
     """
 
     _model: nn.Module
     _request: StepRequest
-    _step: CompiledStep
-    _lookup: StepLookup
+    _current: _Planned
 
-    def __init__(self, request: StepRequest, compile_step: Compile) -> None:
+    def __init__(self, request: StepRequest, compile_step: Compile, most_plans: int = MOST_PLANS) -> None:
         """Plan the step; runs nothing on real data.
 
         Args:
             request: what to plan.
             compile_step: captures and plans a request.
+            most_plans: how many plans to keep.
         """
         super().__init__()
         model = request.model
@@ -73,74 +93,161 @@ class PlannedModule(nn.Module):
         object.__setattr__(self, "_model", model)
         self._request = request
         self._compile = compile_step
+        self._most_plans = most_plans
         self._lock = threading.RLock()
+        self._buffer = SharedBuffer()
+        self._plans: collections.OrderedDict[Hashable, _Planned] = collections.OrderedDict()
         self.replans = 0
-        self._plan_step(request)
-
-    def _plan_step(self, request: StepRequest) -> None:
-        self._step = self._compile(request)
-        self._lookup = StepLookup(self._step.captured, request)
+        self.stock_runs = 0
+        self._current = self._plan_step(self._key(request.inputs, request.mode), request)
 
     def forward(self, *inputs: Any) -> Any:
-        """Run one step.
+        """Run one step, or in the caller's own loop one forward.
 
         Args:
-            inputs: the model's inputs, for training the target last; as in the example.
+            inputs: the model's inputs, for a whole training step the target last.
 
         Returns:
-            The model's outputs; for training the loss, or ``(loss, outputs)`` with ``return_outputs``.
+            The model's outputs; for a whole training step the loss, or ``(loss, outputs)`` with
+            ``return_outputs``.
 
         Raises:
-            StepInputError: when the inputs are not of the planned kind.
+            CaptureError: when the step cannot be captured for inputs of a new kind.
+            StepInputError: when the inputs cannot be used.
             StepModeError: when the model is in the other mode.
         """
+        mode = self._mode(inputs)
         with self._lock:
-            self._lookup.check_mode()
-            self._lookup.adopt_parameters()
-            reason = self._lookup.outdated()
-            if reason is not None:
-                logger.info("planning again: %s", reason)
-                self._plan_step(self._request_for(inputs))
-                self.replans += 1
-            examples = self._lookup.check_inputs(inputs)
-            results = self._step.executor.run(self._lookup.gather(examples))
-            self._note_step()
-            return self._step.captured.outputs.rebuild(results)
+            planned = self._planned_for(inputs, mode)
+            examples = planned.lookup.check_inputs(inputs)
+            values = planned.lookup.gather(examples)
+            self._current = planned
+            if self._request.mode is Mode.TRAINING:
+                return self._train(planned.step, values)
+        if mode is Mode.AUTOGRAD:
+            return self._differentiate(planned.step, values)
+        return self._infer(planned.step, values)
 
-    def _request_for(self, inputs: tuple[Any, ...]) -> StepRequest:
-        old = self._request
-        return StepRequest(old.model, inputs, old.mode, old.loss_fn, old.optimizer, old.return_outputs)
+    def _mode(self, inputs: tuple[Any, ...]) -> Mode:
+        """What a call is to do: in the caller's own loop gradients decide, elsewhere it is planned."""
+        mode = self._request.mode
+        if mode is not Mode.AUTOGRAD:
+            _check_training_flag(self._model, mode)
+            return mode
+        if not torch.is_grad_enabled():
+            return Mode.INFERENCE
+        tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+        wanted = any(each.requires_grad for each in (*tensors, *self._model.parameters()))
+        return Mode.AUTOGRAD if wanted else Mode.INFERENCE
 
-    def _note_step(self) -> None:
+    def _key(self, inputs: tuple[Any, ...], mode: Mode) -> Hashable:
+        """What tells the plans of this module apart."""
+        leaves, spec = pytree.tree_flatten(inputs)
+        kinds: list[Hashable] = []
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                wants_gradient = mode is Mode.AUTOGRAD and leaf.requires_grad
+                kinds.append(replace(TensorSpec.of(leaf), requires_grad=wants_gradient))
+            elif isinstance(leaf, Hashable):
+                kinds.append((type(leaf), leaf))
+            else:
+                raise StepInputError(
+                    f"an input holds a {type(leaf).__name__}, which is no tensor, number, string, tuple, "
+                    "list or dict, so calls with it cannot be told apart: pass its parts"
+                )
+        # A whole step that is called in the other mode is refused; elsewhere a change is a plan of its own.
+        flags = self._request.mode is not Mode.TRAINING and tuple(
+            module.training for module in self._model.modules()
+        )
+        return mode, spec, tuple(kinds), flags
+
+    def _planned_for(self, inputs: tuple[Any, ...], mode: Mode) -> _Planned:
+        """The plan of a call, made now if there is none that fits."""
+        key = self._key(inputs, mode)
+        planned = self._plans.get(key)
+        if planned is not None:
+            planned.lookup.adopt_parameters()
+            reason = planned.lookup.outdated()
+            if reason is None:
+                self._plans.move_to_end(key)
+                return planned
+            logger.info("planning again: %s", reason)
+            self.replans += 1
+        else:
+            logger.info("planning for a new kind of call")
+            # Another plan knows which parameters the optimizer is to hold by now.
+            self._current.lookup.adopt_parameters()
+        return self._plan_step(key, replace(self._request, inputs=inputs, mode=mode))
+
+    def _plan_step(self, key: Hashable, request: StepRequest) -> _Planned:
+        step = self._compile(request, self._buffer)
+        planned = _Planned(step, StepLookup(step.captured, request))
+        self._plans[key] = planned
+        self._plans.move_to_end(key)
+        while len(self._plans) > self._most_plans:
+            self._plans.popitem(last=False)
+        return planned
+
+    def _train(self, step: CompiledStep, values: list[Any]) -> Any:
+        run = step.executor.start(self._buffer.lease(wait=True))
+        results = run.run_phase(0, values)
         optimizer = self._request.optimizer
-        if self._step.captured.mode is Mode.TRAINING and optimizer is not None:
+        if optimizer is not None:
             torch_compat.note_optimizer_stepped(optimizer)
             torch_compat.run_optimizer_post_hooks(optimizer)
+        return step.captured.outputs.rebuild(results)
+
+    def _infer(self, step: CompiledStep, values: list[Any]) -> Any:
+        lease = self._lease()
+        return step.captured.outputs.rebuild(step.executor.start(lease).run_phase(0, values))
+
+    def _differentiate(self, step: CompiledStep, values: list[Any]) -> Any:
+        running = Pass(step.captured, step.executor.start(self._lease()), values)
+        results = PlannedFunction.apply(running, *running.differentiable())  # type: ignore[no-untyped-call]
+        return step.captured.outputs.rebuild(results)
+
+    def _lease(self) -> Any:
+        """A claim on the buffer; None, counted, while it holds what a backward still needs."""
+        lease = self._buffer.lease(wait=self._request.mode is not Mode.AUTOGRAD)
+        if lease is None:
+            self.stock_runs += 1
+        return lease
 
     @property
     def plan(self) -> Plan:
-        """The plan in force: with workspaces from the second call on."""
-        return self._step.describe(self._step.executor)
+        """The plan of the last kind of call: with workspaces from the second call on."""
+        step = self._current.step
+        return step.describe(step.executor)
 
     @property
     def graph_module(self) -> fx.GraphModule:
-        """The reordered graph in force; print its ``code`` to read it."""
-        return self._step.executor.graph_module
+        """The reordered graph in force, of forward alone in the caller's own loop; print its ``code``."""
+        return self._current.step.executor.phases[0]
+
+    @property
+    def graph_modules(self) -> tuple[fx.GraphModule, ...]:
+        """The graphs of all phases: in the caller's own loop forward and backward."""
+        return self._current.step.executor.phases
 
     @property
     def binding(self) -> Binding:
         """Whether arrays live in the buffer or with the stock allocator."""
-        return self._step.executor.binding
+        return self._current.step.executor.binding
 
     @property
     def counts(self) -> RunCounts:
-        """Allocation requests of the last call."""
-        return self._step.executor.counts
+        """Allocation requests of the last complete run in the buffer."""
+        return self._current.step.executor.counts
 
     @property
     def outside_log(self) -> tuple[str, ...]:
-        """The last call's unexpected requests, for finding out why one was not served."""
-        return self._step.executor.outside_log
+        """The last run's unexpected requests, for finding out why one was not served."""
+        return self._current.step.executor.outside_log
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the buffer holds the activations of a forward whose backward is still to come."""
+        return self._buffer.is_busy
 
     def poison(self, byte: int = 0xFF) -> None:
         """Overwrite the buffer between two calls; the next call must not notice.
@@ -148,7 +255,7 @@ class PlannedModule(nn.Module):
         Args:
             byte: what every byte becomes.
         """
-        self._step.executor.poison(byte)
+        self._buffer.poison(byte)
 
     def report(self) -> StepReport:
         """What the plan saves and how the last call was served, as a table when printed."""
@@ -171,3 +278,20 @@ class PlannedModule(nn.Module):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load into the model; see ``nn.Module.load_state_dict``."""
         return self._model.load_state_dict(*args, **kwargs)
+
+
+def _check_training_flag(model: nn.Module, mode: Mode) -> None:
+    """Refuse a call in the mode that the step was not planned for.
+
+    Raises:
+        StepModeError: saying which call to make.
+    """
+    if mode is Mode.TRAINING and not model.training:
+        raise StepModeError(
+            "this is a whole training step, but the model is in eval mode: call model.train() first, or "
+            "plan an inference with olla_fx.optimize(model.eval(), example_input)"
+        )
+    if mode is Mode.INFERENCE and model.training:
+        raise StepModeError(
+            "this step was planned for inference, but the model is in training mode: call model.eval()"
+        )

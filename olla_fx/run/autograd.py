@@ -1,0 +1,139 @@
+"""Forward and backward of a planned graph inside the caller's own loop, as one autograd node.
+
+AOTAutograd's way: one graph for both, run in two phases. Between them the buffer is *busy*: it holds the
+activations that backward needs. It is given back when backward has run, or when the caller drops the
+graph. Outputs and gradients are allocated outside, since autograd hands them on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from olla_fx import torch_compat
+from olla_fx.capture import CapturedStep, Role
+from olla_fx.errors import BackwardError
+from olla_fx.run.executor import Run
+
+
+class Pass:
+    """One forward, and the backward that may follow.
+
+    Attributes:
+        differentiable_outputs: for each output, whether a tangent comes back for it.
+        wanted: indices of the placeholders that want a gradient.
+    """
+
+    def __init__(self, captured: CapturedStep, run: Run, values: Sequence[Any]) -> None:
+        """Prepare a pass.
+
+        Args:
+            captured: what runs.
+            run: the run that it takes part in.
+            values: of all placeholders before the tangents.
+        """
+        self._captured = captured
+        self.differentiable_outputs = captured.differentiable
+        self._run: Run | None = run
+        self._values: list[Any] = list(values)
+        self._kept: list[Any] = []
+        self._versions: list[tuple[torch.Tensor, int, str]] = []
+        self.wanted = [
+            index
+            for index, each in enumerate(captured.inputs)
+            if each.role is not Role.TANGENT and each.spec is not None and each.spec.requires_grad
+        ]
+
+    def differentiable(self) -> list[torch.Tensor]:
+        """The tensors that want a gradient."""
+        return [self._values[index] for index in self.wanted]
+
+    def forward(self) -> list[torch.Tensor]:
+        """The outputs; each a tensor of its own, so that autograd's mark on it makes no cycle."""
+        run = self._running()
+        tangents = [None] * (len(self._captured.inputs) - len(self._values))
+        answer, kept = run.run_phase(0, [*self._values, *tangents], last=False)
+        self._kept = list(kept)
+        results = [each.detach() for each in answer]
+        read = run.read_by(1)
+        inputs = zip(self._captured.inputs, self._values, strict=False)
+        self._versions = [(each, each._version, "output") for each in answer]
+        self._versions += [
+            (value, value._version, f"{each.role} {each.name}")
+            for index, (each, value) in enumerate(inputs)
+            if index in read
+        ]
+        return results
+
+    def backward(self, tangents: Sequence[torch.Tensor], *, again: bool) -> list[torch.Tensor | None]:
+        """The gradients of :meth:`differentiable`.
+
+        Args:
+            tangents: of the outputs that have a gradient.
+            again: whether another backward may follow (``retain_graph=True``).
+        """
+        run = self._running()
+        for tensor, version, name in self._versions:
+            if tensor._version != version:
+                raise BackwardError(
+                    f"{name} was changed in place after the forward, and backward needs it as it was: "
+                    "change a clone, or after backward"
+                )
+        kept = list(self._kept) if again else self._kept
+        fitting = [self._fitting(index, tangent) for index, tangent in enumerate(tangents)]
+        try:
+            gradients = run.run_phase(1, [*self._values, *fitting, kept], last=not again)
+        except BaseException:
+            self.drop()
+            raise
+        if not again:
+            self.drop()
+        by_index = dict(zip(self._captured.gradients, gradients, strict=True))
+        return [by_index.get(index) for index in self.wanted]
+
+    def drop(self) -> None:
+        """Forget what backward would need."""
+        run, self._run = self._run, None
+        self._kept, self._values, self._versions = [], [], []
+        if run is not None:
+            run.release()
+
+    def _running(self) -> Run:
+        if self._run is None:
+            raise BackwardError(
+                "backward was called a second time on one forward, whose activations are gone: pass "
+                "retain_graph=True to the first call"
+            )
+        return self._run
+
+    def _fitting(self, index: int, tangent: torch.Tensor) -> torch.Tensor:
+        """A tangent in the layout that was captured; autograd makes expanded ones."""
+        tangent = tangent.detach().resolve_conj().resolve_neg()
+        spec = self._captured.inputs[len(self._values) + index].spec
+        if spec is None or spec.fits(tangent):
+            return tangent
+        return spec.empty(meta_as=tangent.device).copy_(tangent)
+
+
+class PlannedFunction(torch.autograd.Function):
+    """The autograd node of a pass."""
+
+    @staticmethod
+    def forward(ctx: Any, running: Pass, *_: torch.Tensor) -> Any:
+        """Run forward; the tensors are passed so that autograd knows them."""
+        outputs = running.forward()
+        ctx.running = running
+        without = [each for each, has in zip(outputs, running.differentiable_outputs, strict=True) if not has]
+        ctx.mark_non_differentiable(*without)
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *tangents: torch.Tensor) -> Any:
+        """Run backward."""
+        has_tangent = ctx.running.differentiable_outputs
+        wanted = [each for each, has in zip(tangents, has_tangent, strict=True) if has]
+        return (None, *ctx.running.backward(wanted, again=torch_compat.graph_is_kept()))

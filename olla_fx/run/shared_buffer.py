@@ -1,0 +1,67 @@
+"""The one buffer of a planned module: sized by the largest of its plans, used by one run at a time."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+from olla_fx import arena
+
+
+class SharedBuffer:
+    """One buffer for all plans of a module; allocated when first needed, and anew when its size changes."""
+
+    def __init__(self) -> None:
+        """Know no plan yet."""
+        self._wanted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._buffer: arena.CpuBuffer | None = None
+        self._busy = threading.Lock()
+
+    def want(self, plan_owner: object, buffer_bytes: int) -> None:
+        """Note how many bytes the plan of an owner needs, as long as that owner lives."""
+        self._wanted[plan_owner] = buffer_bytes
+
+    def get(self) -> arena.CpuBuffer:
+        """The buffer, as large as the largest plan; call it while holding a lease."""
+        wanted = max(self._wanted.values(), default=0)
+        if self._buffer is None or self._buffer.buffer_bytes != wanted:
+            self._buffer = None  # before the next one, not beside it
+            self._buffer = arena.CpuBuffer(wanted)
+        return self._buffer
+
+    def lease(self, *, wait: bool) -> Lease | None:
+        """Claim the buffer for one run.
+
+        Args:
+            wait: until it is free; otherwise None where it is not.
+        """
+        return Lease(self._busy) if self._busy.acquire(blocking=wait) else None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a run holds the buffer."""
+        return self._busy.locked()
+
+    def poison(self, byte: int = 0xFF) -> None:
+        """Overwrite the buffer, to show that no step depends on what an earlier one left."""
+        if self._buffer is not None:
+            self._buffer.poison(byte)
+
+
+class Lease:
+    """A claim on the buffer; given up when released, or when nobody holds it any more."""
+
+    def __init__(self, busy: threading.Lock) -> None:
+        """Take over a lock that is held."""
+        self._busy: threading.Lock | None = busy
+
+    def release(self) -> None:
+        """Give the buffer back; once only."""
+        busy, self._busy = self._busy, None
+        if busy is not None:
+            busy.release()
+
+    def __del__(self) -> None:
+        """A run whose graph the caller dropped ends here."""
+        self.release()
