@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from olla_fx.arena.events import AllocationEvent, EventKind, record_events
-from olla_fx.caching_allocator import CachingAllocatorModel
+from olla_solvers.place.caching_allocator import CachingAllocatorModel
 
 
 class BaselineSource(enum.StrEnum):

@@ -20,6 +20,7 @@ from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.eager import FakeStep
 from olla_fx.capture.inputs import WANTS_GRADIENT, Role, StepInput, TensorSlot, TensorSpec, tensor_slots
+from olla_fx.capture.layouts import EagerLayouts
 from olla_fx.capture.optimizer import OptimizerLayout
 from olla_fx.capture.python_state import PythonState
 from olla_fx.capture.refusals import (
@@ -235,6 +236,10 @@ class _Tracing:
 
     def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """The whole step as a function of its tensors; returns flat copies of its results."""
+        with EagerLayouts():
+            return self._step(flat)
+
+    def _step(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         values = {(each.role, each.name): tensor for each, tensor in zip(self.inputs, flat, strict=True)}
         leaves = [each.value if isinstance(each, _Constant) else flat[each] for each in self.example_leaves]
         arguments = pytree.tree_unflatten(leaves, self.example_spec)

@@ -16,6 +16,7 @@ from olla_fx.rewrite.cleanup import (
 from olla_fx.rewrite.hand_over import mark_hand_over
 from olla_fx.rewrite.inplace import InPlaceReport, in_place_form, update_in_place
 from olla_fx.rewrite.propagate import propagate_fake_tensors
+from olla_fx.rewrite.restore import restore_in_place
 
 __all__ = [
     "InPlaceReport",
@@ -26,6 +27,7 @@ __all__ = [
     "in_place_form",
     "mark_hand_over",
     "propagate_fake_tensors",
+    "restore_in_place",
     "rewrite",
     "update_in_place",
     "use_scalars_directly",
@@ -39,10 +41,12 @@ class RewriteReport:
     Attributes:
         dead_copies: clones dropped.
         updates: which static arrays are updated in place.
+        restored: operators that write over their first argument again, as they do in eager.
     """
 
     dead_copies: int
     updates: InPlaceReport
+    restored: int
 
 
 def rewrite(captured: CapturedStep) -> tuple[fx.GraphModule, RewriteReport]:
@@ -63,7 +67,10 @@ def rewrite(captured: CapturedStep) -> tuple[fx.GraphModule, RewriteReport]:
         mark_hand_over(graph, captured.inputs, captured.outputs.results)
     graph_module.recompile()
     propagate_fake_tensors(graph_module, captured.inputs, captured.device)
-    return graph_module, RewriteReport(dead_copies, updates)
+    restored = restore_in_place(graph)
+    graph_module.recompile()
+    propagate_fake_tensors(graph_module, captured.inputs, captured.device)
+    return graph_module, RewriteReport(dead_copies, updates, restored)
 
 
 def _has_effect(node: fx.Node) -> bool:

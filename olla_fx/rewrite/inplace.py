@@ -12,8 +12,9 @@ stand before it in the graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -25,6 +26,15 @@ from olla_fx.torch_compat import storage_key
 aten = torch.ops.aten
 _BATCH_NORM = aten._native_batch_norm_legit_functional.default
 _MEAN_ARGUMENT, _VARIANCE_ARGUMENT = 3, 4
+_ELEMENT_WISE_WITHOUT_TAG = frozenset(
+    {
+        aten.hardswish.default,
+        aten.hardtanh_backward.default,
+        aten.hardsigmoid_backward.default,
+        aten.leaky_relu_backward.default,
+        aten.elu_backward.default,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +66,7 @@ def update_in_place(graph: fx.Graph) -> InPlaceReport:
         chain = _chain_from(target, copy.args[1], graph)
         if chain is not None:
             for node in chain:
-                _write_into_first_argument(node)
+                write_over(node, node.args[0])
             copy.replace_all_uses_with(copy.args[1])  # type: ignore[arg-type]
             graph.erase_node(copy)
             rewritten.append(target.name)
@@ -72,32 +82,48 @@ def in_place_form(target: object) -> torch._ops.OpOverload | None:
     twin = getattr(packet, target._overloadname, None)
     if not isinstance(twin, torch._ops.OpOverload):
         return None
-    names = [argument.name for argument in target._schema.arguments]
     twin_arguments = twin._schema.arguments
     writes = twin_arguments[0].alias_info is not None and twin_arguments[0].alias_info.is_write
-    return twin if writes and names == [argument.name for argument in twin_arguments] else None
+    return twin if writes and _signature(twin_arguments) == _signature(target._schema.arguments) else None
 
 
 def out_form(target: object) -> torch._ops.OpOverload | None:
-    """The ``out=`` twin of an element-wise operator that has no in-place one, such as ``maximum``."""
-    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.pointwise not in target.tags:
+    """The ``out=`` twin of an element-wise operator; only one with a kernel that writes there itself."""
+    if not is_element_wise(target):
         return None
-    packet = target.overloadpacket
+    packet, wanted = target.overloadpacket, _signature(target._schema.arguments)  # type: ignore[attr-defined]
     for name in packet.overloads():
-        twin = getattr(packet, name)
-        names = [argument.name for argument in twin._schema.arguments]
-        if names == [*(argument.name for argument in target._schema.arguments), "out"]:
-            return twin  # type: ignore[no-any-return]
+        twin: torch._ops.OpOverload = getattr(packet, name)
+        arguments = twin._schema.arguments
+        # The generated forms compute into a new tensor and copy it.
+        if arguments and arguments[-1].is_out and torch.Tag.generated not in twin.tags:
+            if _signature(arguments[:-1]) == wanted:
+                return twin
     return None
 
 
-def _write_into_first_argument(node: fx.Node) -> None:
+def is_element_wise(target: object) -> bool:
+    """Whether each element of an operator's one result depends on the same elements of its arguments."""
+    return isinstance(target, torch._ops.OpOverload) and (
+        torch.Tag.pointwise in target.tags or target in _ELEMENT_WISE_WITHOUT_TAG
+    )
+
+
+def _signature(arguments: Sequence[Any]) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.real_type)) for argument in arguments]
+
+
+def write_over(node: fx.Node, argument: Any) -> None:
+    """Let an operator with an in-place or ``out=`` form write its result over one of its arguments."""
     twin = in_place_form(node.target)
-    if twin is not None:
+    if twin is not None and argument is node.args[0]:
         node.target = twin
         return
-    node.target = out_form(node.target)  # type: ignore[assignment]
-    node.update_kwarg("out", node.args[0])
+    form = out_form(node.target)
+    if form is None:
+        raise ValueError(f"{node.target} can write to no argument")
+    node.target = form
+    node.update_kwarg(form._schema.arguments[-1].name, argument)
 
 
 def _trailing_copies(graph: fx.Graph) -> dict[fx.Node, fx.Node]:

@@ -17,6 +17,7 @@ from olla_solvers.joint_program import height_bytes, joint_program, rows_needed
 from olla_solvers.order import ALL_TECHNIQUES, Techniques, order
 from olla_solvers.order.flow import flow_of
 from olla_solvers.order.greedy import best_order
+from olla_solvers.order.search.cut import DeadlinePassedError
 from olla_solvers.place import place, spans_of
 from olla_solvers.place.spans import scratching
 from olla_solvers.plan import MemoryPlan, Provenance, SolverEffect, SolverReport, SolverStatus, Span
@@ -121,7 +122,11 @@ def _solve(
 ) -> tuple[_Known, SolverReport]:
     """Run the program; the known plan stays unless the program's buffer is smaller."""
     begin = time.monotonic()
-    program = joint_program(problem, known.order, known.offsets, techniques)
+    try:
+        program = joint_program(problem, known.order, known.offsets, techniques, deadline)
+    except DeadlinePassedError:
+        status = SolverStatus.TIME_LIMIT_WITH_INCUMBENT
+        return known, SolverReport(solver, status, detail="not stated: there was no time")
     solution = backends.solve(program.model, solver, time_limit=max(0.1, deadline - time.monotonic()))
     best = known
     if solution.values is not None:

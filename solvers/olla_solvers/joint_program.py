@@ -19,7 +19,7 @@ from olla_solvers.analysis import captured_order
 from olla_solvers.model import Column, Expression, LinearModel
 from olla_solvers.order.flow import FlowArray, FlowGraph, flow_graph
 from olla_solvers.order.ilp import resident_sets
-from olla_solvers.order.lifetimes import Lifetimes, TimedColumns, state_lifetimes, windows
+from olla_solvers.order.lifetimes import Lifetimes, TimedColumns, TimedModel, state_lifetimes, windows
 from olla_solvers.order.techniques import ALL_TECHNIQUES, Techniques
 from olla_solvers.place.spans import scratching, spans_of
 from olla_solvers.plan import Span
@@ -94,6 +94,7 @@ def joint_program(
     order: Sequence[OperatorIndex],
     offsets: Sequence[Offset],
     techniques: Techniques = ALL_TECHNIQUES,
+    deadline: float = float("inf"),
 ) -> JointProgram:
     """State equation 9.
 
@@ -102,15 +103,19 @@ def joint_program(
         order: of a known plan, the start.
         offsets: of the known plan, for each span of :func:`~olla_solvers.place.spans_of`.
         techniques: how to state it.
+        deadline: ``time.monotonic()`` at which to give up.
 
     Returns:
         The program, with its start set.
+
+    Raises:
+        DeadlinePassedError: when the deadline passes.
     """
     flow, operators, arrays = _one_array_a_storage(problem)
     spans = spans_of(problem, order)
     height = height_bytes(spans, offsets)
     unit = _unit_bytes(spans)
-    model = LinearModel()
+    model = TimedModel(deadline=deadline)
     buffer = model.column(0, height // unit)
     model.objective, model.start[buffer] = buffer, height // unit
     lifetimes = state_lifetimes(model, flow, techniques)

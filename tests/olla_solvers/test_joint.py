@@ -111,6 +111,12 @@ def test_too_large_a_program_is_not_stated() -> None:
     assert "not stated" in plan.provenance.place_solver.detail
 
 
+def test_no_time_keeps_the_known_plan() -> None:
+    plan = joint_plan(mlp_step(), solver="highs", time_limit=0)
+    assert plan.provenance.place_solver.status is SolverStatus.TIME_LIMIT_WITH_INCUMBENT
+    assert plan.provenance.place_found_by == "greedy and skyline"
+
+
 def test_an_unknown_solver_is_refused() -> None:
     with pytest.raises(SolverUnavailableError, match="unknown solver"):
         joint_plan(mlp_step(), solver="abacus")

@@ -9,16 +9,15 @@ which are never lost.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from olla_solvers import backends
 from olla_solvers.analysis import peak_bytes, timesteps
-from olla_solvers.errors import NoSolutionError
 from olla_solvers.order.contract import Contracted, contract, unchanged
 from olla_solvers.order.early_updates import with_early_updates
 from olla_solvers.order.flow import FlowGraph, flow_of
-from olla_solvers.order.greedy import Found, best_order, best_piece_order
+from olla_solvers.order.greedy import Found, best_order, best_piece_order, free_first
 from olla_solvers.order.inductor import HEURISTICS
 from olla_solvers.order.portfolio import Portfolio
 from olla_solvers.order.refine import Refined, refine
@@ -34,6 +33,10 @@ DEFAULT_SECONDS = 30.0
 
 SECONDS_WITHOUT_PROGRAM = 5.0
 """Time limit of the heuristics and the search where none is given and no program is wanted."""
+
+
+START_SHARE = 0.2
+"""Part of the time that a named solver's start may take; the rest is the program's."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,9 @@ def order(
     kept = min(time.monotonic() - start, time_limit / 10)
     portfolio = Portfolio(flow, start + time_limit - kept)
     portfolio.run_short()
-    _compare(problem, captured, portfolio, time.monotonic() + time_limit / 10)
+    if portfolio.best.peak_bytes > portfolio.bound_bytes:
+        for sequence, rule in _marks(problem, flow, captured):
+            portfolio.offer(sequence, rule)
     portfolio.run_long(program=solver == "auto")
     report = SolverReport("none")
     if portfolio.refined is not None:
@@ -93,23 +98,23 @@ def order(
         report = _report(refined, name, known, portfolio.best, 0)
     bound = min(portfolio.bound_bytes, portfolio.best.peak_bytes)
     proved_by = portfolio.bound_by if bound == portfolio.best.peak_bytes else None
-    sequence = [captured[each] for each in portfolio.best.order]
-    return _schedule(problem, sequence, portfolio.best.rule, (bound, proved_by), report, start)
+    best = [captured[each] for each in portfolio.best.order]
+    return _schedule(problem, best, portfolio.best.rule, (bound, proved_by), report, start)
 
 
-def _compare(
-    problem: Problem, captured: Sequence[OperatorIndex], portfolio: Portfolio, deadline: float
-) -> None:
-    """Be no worse than TorchInductor's heuristics; they are asked only where the order is not proven."""
+def _marks(
+    problem: Problem, flow: FlowGraph, captured: Sequence[OperatorIndex]
+) -> Iterator[tuple[Sequence[OperatorIndex], str]]:
+    """Orders that none may be worse than: TorchInductor's heuristics and plain list schedules.
+
+    All are linear in the graph's edges, logarithms aside, so they are asked whatever the time limit, but
+    only where the order is not proven.
+    """
+    for by_net in (True, False):
+        yield free_first(flow, by_net=by_net), "free first"
     position = timesteps(captured)
     for name, heuristic in HEURISTICS.items():
-        if portfolio.best.peak_bytes <= portfolio.bound_bytes:
-            return
-        try:
-            order = heuristic(problem, deadline)
-        except NoSolutionError:
-            continue
-        portfolio.offer([position[each] for each in order], f"inductor:{name}")
+        yield [position[each] for each in heuristic(problem)], f"inductor:{name}"
 
 
 def _by_program(
@@ -119,7 +124,11 @@ def _by_program(
     flow, captured = flow_of(problem)
     bound = max(flow.precedence_bytes, default=0)
     known = best_order(flow, bound, deadline)
-    parts = _parts(flow, bound, deadline, techniques)
+    if known.peak_bytes > bound:
+        for sequence, rule in _marks(problem, flow, captured):
+            known = _better(flow, known, Found(tuple(sequence), 0, rule))
+    now = time.monotonic()
+    parts = _parts(flow, bound, now + START_SHARE * max(0.0, deadline - now), techniques)
     known = _better(flow, known, Found(parts.expand([each.order for each in parts.known]), 0, _rule(parts)))
     refined = refine(parts.pieces, parts.known, solver, deadline, techniques)
     if techniques.early_updates and not techniques.safe_anchors:
@@ -133,12 +142,12 @@ def _by_program(
     if bound == found.peak_bytes:
         proved_by = "precedence bound"
     bound = max(bound, report.bound_bytes or 0)
-    sequence = [captured[each] for each in found.order]
-    return _schedule(problem, sequence, found.rule, (bound, proved_by), report, start)
+    best = [captured[each] for each in found.order]
+    return _schedule(problem, best, found.rule, (bound, proved_by), report, start)
 
 
 def _parts(flow: FlowGraph, bound: Bytes, deadline: float, techniques: Techniques) -> _Parts:
-    contracted = contract(flow) if techniques.contract else unchanged(flow)
+    contracted = contract(flow, deadline) if techniques.contract else unchanged(flow)
     if techniques.early_updates:
         early = with_early_updates(contracted.flow, safe=techniques.safe_anchors)
         contracted = replace(

@@ -11,7 +11,6 @@ only what is alive in all these states, so it is never larger.
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Sequence
 
@@ -47,9 +46,6 @@ def mincut_bytes(
 ) -> Bytes:
     """The largest bound that the minimum cut at any operator gives.
 
-    A cut at v is at most what any state before v costs; the states of a known order, and those that
-    earlier cuts found, rule most operators out.
-
     Args:
         flow: the graph.
         order: any order of it; a good one saves time.
@@ -59,25 +55,58 @@ def mincut_bytes(
     Returns:
         A bound, at least the given one.
     """
-    bound = max(bound_bytes, *flow.precedence_bytes, 0)
-    at_most = dict(zip(order, flow.costs(order), strict=True))
-    heap = [(-cost, operator) for operator, cost in at_most.items() if cost > bound]
-    heapq.heapify(heap)
-    everything = (1 << flow.count) - 1
-    while heap and -heap[0][0] > bound and time.monotonic() < deadline:
-        cost, operator = heapq.heappop(heap)
-        if -cost > at_most[operator]:
-            if at_most[operator] > bound:
-                heapq.heappush(heap, (-at_most[operator], operator))
-            continue
+    cuts = MinimumCuts(flow, order, bound_bytes)
+    cuts.run(deadline)
+    return cuts.bound_bytes
+
+
+class MinimumCuts:
+    """Cuts at one operator after another; can be continued.
+
+    A cut at v is at most what any state before v costs: the states of a known order, and those that earlier
+    cuts found, rule most operators out. Those with many ancestors and many descendants come first, as their
+    states have the least freedom; on wide random graphs the first few of them give the final bound.
+
+    Attributes:
+        bound_bytes: proven so far.
+    """
+
+    def __init__(self, flow: FlowGraph, order: Sequence[OperatorIndex], bound_bytes: Bytes) -> None:
+        """Start from a known order and a proven bound."""
+        self._flow = flow
+        self.bound_bytes = max(bound_bytes, *flow.precedence_bytes, 0)
+        self._at_most = dict(zip(order, flow.costs(order), strict=True))
+        self._waiting = sorted(
+            (operator for operator, cost in self._at_most.items() if cost > self.bound_bytes),
+            key=lambda v: min(flow.ancestors[v].bit_count(), flow.descendants[v].bit_count()),
+        )
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further cut can lift the bound."""
+        return not self._waiting
+
+    def learn(self, bound_bytes: Bytes) -> None:
+        """Take over a bound that was proven elsewhere."""
+        self.bound_bytes = max(self.bound_bytes, bound_bytes)
+
+    def run(self, deadline: float) -> None:
+        """Cut until done, or the deadline has passed."""
+        while self._waiting and time.monotonic() < deadline:
+            operator = self._waiting[-1]
+            if self._at_most[operator] > self.bound_bytes:
+                try:
+                    self._cut(operator, deadline)
+                except DeadlinePassedError:
+                    return
+            self._waiting.pop()
+
+    def _cut(self, operator: OperatorIndex, deadline: float) -> None:
+        flow = self._flow
         low = flow.ancestors[operator]
-        high = everything & ~flow.descendants[operator] & ~(1 << operator)
-        try:
-            least, state = smallest_state(flow, low, high, live_bytes(flow, low), deadline)
-        except DeadlinePassedError:
-            break
-        bound = max(bound, least + flow.rise_bytes[operator])
-        for other in range(flow.count):
+        high = (1 << flow.count) - 1 & ~flow.descendants[operator] & ~(1 << operator)
+        least, state = smallest_state(flow, low, high, live_bytes(flow, low), deadline)
+        self.bound_bytes = max(self.bound_bytes, least + flow.rise_bytes[operator])
+        for other in self._waiting:
             if not state >> other & 1 and not flow.ancestors[other] & ~state:
-                at_most[other] = min(at_most[other], least + flow.rise_bytes[other])
-    return bound
+                self._at_most[other] = min(self._at_most[other], least + flow.rise_bytes[other])

@@ -26,6 +26,7 @@ each operator takes part in at most one a round.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,17 +74,22 @@ def unchanged(flow: FlowGraph) -> Contracted:
     return Contracted(flow, tuple((operator,) for operator in range(flow.count)))
 
 
-def contract(flow: FlowGraph) -> Contracted:
+def contract(flow: FlowGraph, deadline: float = float("inf")) -> Contracted:
     """Apply every rule until none applies.
 
     Args:
         flow: the original graph.
+        deadline: ``time.monotonic()`` at which to be content with the rounds done so far.
 
     Returns:
         The smaller graph and the way back.
     """
     current = unchanged(flow)
+    round_seconds = 0.0
     while True:
+        start = time.monotonic()
+        if start + round_seconds > deadline:
+            return current
         smaller = _without_edge_operators(current)
         pairs = _pairs(smaller.flow)
         if pairs:
@@ -91,6 +97,7 @@ def contract(flow: FlowGraph) -> Contracted:
         if smaller.flow.count == current.flow.count:
             return smaller
         current = smaller
+        round_seconds = time.monotonic() - start
 
 
 def _edge_operators(flow: FlowGraph) -> tuple[list[OperatorIndex], list[OperatorIndex]]:

@@ -176,6 +176,41 @@ def list_schedule(
     return tuple(reversed(order)) if backwards else tuple(order)
 
 
+def free_first(flow: FlowGraph, *, by_net: bool) -> tuple[OperatorIndex, ...]:
+    """The plain list schedule that frees memory where it can: a mark to be never worse than.
+
+    Args:
+        flow: the graph, in captured order.
+        by_net: always the ready operator that adds least to what is alive; otherwise only those that add
+            nothing go first, and the captured order decides among the others.
+
+    Returns:
+        Operator indices, first to last.
+    """
+    state = Frontier(flow)
+    ready = set(state.ready)
+    heap: list[tuple[Bytes, OperatorIndex]] = []
+    order: list[OperatorIndex] = []
+
+    def push(operator: OperatorIndex) -> None:
+        net = state.net_bytes[operator]
+        heapq.heappush(heap, (net if by_net else min(net, 1), operator))
+
+    for operator in ready:
+        push(operator)
+    while heap:
+        operator = heapq.heappop(heap)[1]
+        if operator not in ready:
+            continue
+        ready.remove(operator)
+        order.append(operator)
+        opened, fell = state.run(operator)
+        ready.update(opened)
+        for changed in {*opened, *(each for each in fell if each in ready)}:
+            push(changed)
+    return tuple(order)
+
+
 def _next(
     state: Frontier,
     freeing: list[tuple[Bytes, OperatorIndex]],

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from olla_solvers.model import Column, Expression, LinearModel
 from olla_solvers.order.flow import FlowGraph
-from olla_solvers.order.lifetimes import Lifetimes, state_lifetimes, windows
+from olla_solvers.order.lifetimes import Lifetimes, TimedModel, state_lifetimes, windows
 from olla_solvers.order.techniques import ALL_TECHNIQUES, Techniques
 from olla_solvers.problem import Bytes, OperatorIndex
 
@@ -51,7 +51,10 @@ def variables_needed(flow: FlowGraph, techniques: Techniques = ALL_TECHNIQUES) -
 
 
 def order_program(
-    flow: FlowGraph, start: Sequence[OperatorIndex], techniques: Techniques = ALL_TECHNIQUES
+    flow: FlowGraph,
+    start: Sequence[OperatorIndex],
+    techniques: Techniques = ALL_TECHNIQUES,
+    deadline: float = float("inf"),
 ) -> OrderProgram:
     """State the program.
 
@@ -60,12 +63,16 @@ def order_program(
         start: a known order: its columns' values are the warm start, and its peak, which no useful
             solution exceeds, is the objective's upper bound.
         techniques: how to state it.
+        deadline: ``time.monotonic()`` at which to give up.
 
     Returns:
         The program, with its start set.
+
+    Raises:
+        DeadlinePassedError: when the deadline passes.
     """
     unit = math.gcd(*flow.rise_bytes, *(array.size_bytes for array in flow.arrays)) or 1
-    model = LinearModel()
+    model = TimedModel(deadline=deadline)
     peak = model.column(0, flow.peak_bytes(start) // unit)
     model.objective = peak
     lifetimes = state_lifetimes(model, flow, techniques)

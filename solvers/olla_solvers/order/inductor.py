@@ -9,72 +9,110 @@ application modeled in Simulink", DAC 2006), *bfs*, the operator whose predecess
 from __future__ import annotations
 
 import heapq
-import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from olla_solvers.errors import NoSolutionError
 from olla_solvers.problem import Bytes, OperatorIndex, Problem
 
-Heuristic = Callable[[Problem, float], tuple[OperatorIndex, ...]]
-"""From a problem and a ``time.monotonic()`` deadline to an order."""
+Heuristic = Callable[[Problem], tuple[OperatorIndex, ...]]
+"""From a problem to an order."""
+
+_NONE = (float("inf"), -1)
 
 
-def lpmf(problem: Problem, deadline: float = float("inf")) -> tuple[OperatorIndex, ...]:
+class _SmallestBefore:
+    """For keys at positions the smallest in a prefix: a segment tree."""
+
+    def __init__(self, count: int) -> None:
+        self._leaves = 1 << max(0, count - 1).bit_length()
+        self._smallest: list[tuple[float, int]] = [_NONE] * (2 * self._leaves)
+
+    def put(self, position: int, key: tuple[float, int]) -> None:
+        """Set a position's key."""
+        smallest, node = self._smallest, self._leaves + position
+        smallest[node] = key
+        while node > 1:
+            node >>= 1
+            smallest[node] = min(smallest[2 * node], smallest[2 * node + 1])
+
+    def before(self, end: int) -> tuple[float, int]:
+        """The smallest key at positions below the end."""
+        found, node = _NONE, self._leaves + end
+        if end == self._leaves:
+            return self._smallest[1]
+        while node > 1:
+            if node & 1:
+                found = min(found, self._smallest[node - 1])
+            node >>= 1
+        return found
+
+
+def lpmf(problem: Problem) -> tuple[OperatorIndex, ...]:
     """Least peak memory first.
 
     Among the operators whose outputs fit under the peak so far the one after which least is alive; where
-    none fits, the one with the smallest outputs.
+    none fits, the one with the smallest outputs. The operators stand sorted by their outputs, so that those
+    that fit are a prefix.
 
     Args:
         problem: the graph.
-        deadline: ``time.monotonic()`` at which to give up.
 
     Returns:
         An order.
-
-    Raises:
-        NoSolutionError: when the deadline passed.
     """
     made, reads = _arrays(problem)
     unread = [len(array.consumers) for array in problem.planned]
-    freed = [0] * len(problem.operators)
-    for index, array in enumerate(problem.planned):
-        if array.producer is not None and not array.consumers:
-            freed[array.producer] += array.size_bytes
-        elif unread[index] == 1:
-            freed[array.consumers[0]] += array.size_bytes
+    freed = _freed_alone(problem)
     missing = [len(each) for each in problem.predecessors]
-    ready = {operator for operator, count in enumerate(missing) if count == 0}
+    by_size = sorted(range(len(made)), key=lambda v: made[v])
+    position = {operator: at for at, operator in enumerate(by_size)}
+    sizes = [made[operator] for operator in by_size]
+    fitting = _SmallestBefore(len(made))
+    smallest: list[tuple[Bytes, Bytes, OperatorIndex]] = []
+    ready: set[OperatorIndex] = set()
+
+    def note(operator: OperatorIndex) -> None:
+        net = made[operator] - freed[operator]
+        fitting.put(position[operator], (net, operator))
+        heapq.heappush(smallest, (made[operator], net, operator))
+
+    def add(operators: list[OperatorIndex]) -> None:
+        ready.update(operators)
+        for operator in operators:
+            note(operator)
+
+    add([operator for operator, count in enumerate(missing) if count == 0])
     order: list[OperatorIndex] = []
     gap = 0
     while ready:
-        _check(deadline)
-        chosen = min(ready, key=lambda v: (made[v] if made[v] > gap else 0, made[v] - freed[v], v))
+        chosen = fitting.before(bisect_right(sizes, gap))[1]
+        while chosen < 0:
+            operator = heapq.heappop(smallest)[2]
+            chosen = operator if operator in ready else -1
         ready.remove(chosen)
+        fitting.put(position[chosen], _NONE)
         order.append(chosen)
         gap = max(gap, made[chosen]) - made[chosen] + freed[chosen]
-        ready.update(_released(problem, chosen, missing))
+        add(_released(problem, chosen, missing))
         for index in reads[chosen]:
             unread[index] -= 1
             if unread[index] == 1:
                 for consumer in problem.planned[index].consumers:
                     freed[consumer] += problem.planned[index].size_bytes
+                    if consumer in ready:
+                        note(consumer)
     return tuple(order)
 
 
-def bfs(problem: Problem, deadline: float = float("inf")) -> tuple[OperatorIndex, ...]:
+def bfs(problem: Problem) -> tuple[OperatorIndex, ...]:
     """First the operator whose predecessors ran earliest.
 
     Args:
         problem: the graph.
-        deadline: ``time.monotonic()`` at which to give up.
 
     Returns:
         An order.
-
-    Raises:
-        NoSolutionError: when the deadline passed.
     """
     missing = [len(each) for each in problem.predecessors]
     ready: list[tuple[list[int], OperatorIndex]] = [
@@ -82,7 +120,6 @@ def bfs(problem: Problem, deadline: float = float("inf")) -> tuple[OperatorIndex
     ]
     position: dict[OperatorIndex, int] = {}
     while ready:
-        _check(deadline)
         chosen = heapq.heappop(ready)[1]
         position[chosen] = len(position)
         for operator in _released(problem, chosen, missing):
@@ -90,18 +127,14 @@ def bfs(problem: Problem, deadline: float = float("inf")) -> tuple[OperatorIndex
     return tuple(position)
 
 
-def dfs(problem: Problem, deadline: float = float("inf")) -> tuple[OperatorIndex, ...]:
+def dfs(problem: Problem) -> tuple[OperatorIndex, ...]:
     """Depth first: before an operator what it needs, those that touch least memory first.
 
     Args:
         problem: the graph.
-        deadline: ``time.monotonic()`` at which to give up.
 
     Returns:
         An order.
-
-    Raises:
-        NoSolutionError: when the deadline passed.
     """
     made, reads = _arrays(problem)
     touched = [
@@ -111,10 +144,12 @@ def dfs(problem: Problem, deadline: float = float("inf")) -> tuple[OperatorIndex
     order: dict[OperatorIndex, None] = {}
     todo = sorted(range(len(made)), key=lambda v: (touched[v], v), reverse=True)
     while todo:
-        _check(deadline)
         operator = todo[-1]
+        if operator in order:
+            todo.pop()
+            continue
         waiting = [each for each in problem.predecessors[operator] if each not in order]
-        if operator in order or not waiting:
+        if not waiting:
             order[todo.pop()] = None
         else:
             todo += sorted(waiting, key=lambda v: (touched[v], v), reverse=True)
@@ -136,6 +171,17 @@ def _arrays(problem: Problem) -> tuple[list[Bytes], list[list[int]]]:
     return made, reads
 
 
+def _freed_alone(problem: Problem) -> list[Bytes]:
+    """For each operator the bytes that it alone reads, or makes for nobody."""
+    freed = [0] * len(problem.operators)
+    for array in problem.planned:
+        if array.producer is not None and not array.consumers:
+            freed[array.producer] += array.size_bytes
+        elif len(array.consumers) == 1:
+            freed[array.consumers[0]] += array.size_bytes
+    return freed
+
+
 def _released(problem: Problem, chosen: OperatorIndex, missing: list[int]) -> list[OperatorIndex]:
     """Count a finished operator off its successors; those that nothing holds back any more."""
     released = []
@@ -144,8 +190,3 @@ def _released(problem: Problem, chosen: OperatorIndex, missing: list[int]) -> li
         if missing[successor] == 0:
             released.append(successor)
     return released
-
-
-def _check(deadline: float) -> None:
-    if time.monotonic() > deadline:
-        raise NoSolutionError("the heuristic was not done by its deadline")

@@ -13,14 +13,39 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from olla_solvers.analysis import Range, timesteps
-from olla_solvers.model import Column, Expression, LinearModel
+from olla_solvers.model import Column, Expression, LinearModel, Sense
 from olla_solvers.order.early_updates import levels
 from olla_solvers.order.flow import FlowGraph
+from olla_solvers.order.search.cut import check_time
 from olla_solvers.order.techniques import Techniques
 from olla_solvers.problem import OperatorIndex, Timestep
 
 TimedColumns: TypeAlias = Mapping[Timestep, Column | None]
 """A column for each timestep at which something may be 1; None where it surely is."""
+
+ROWS_A_LOOK = 64
+"""Rows stated between two looks at the clock."""
+
+
+@dataclass
+class TimedModel(LinearModel):
+    """A model that takes no more rows when its time is over: stating a large one can outlast a limit.
+
+    Attributes:
+        deadline: ``time.monotonic()`` from which :meth:`require` raises ``DeadlinePassedError``.
+    """
+
+    deadline: float = float("inf")
+
+    def require(self, expression: Expression, sense: Sense, right: float = 0) -> None:
+        """Add a row, if there is time.
+
+        Raises:
+            DeadlinePassedError: when the deadline has passed.
+        """
+        if len(self.rows) % ROWS_A_LOOK == 0:
+            check_time(self.deadline)
+        super().require(expression, sense, right)
 
 
 @dataclass(frozen=True, slots=True)

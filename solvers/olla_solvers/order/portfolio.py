@@ -1,10 +1,11 @@
 """Orders a graph by every method in turn, from the cheapest to the dearest, until the order is proven.
 
 Greedy rules and the precedence bound come first; then the graph is contracted and split, and each piece
-that may still matter gets a short exact search, min-cut bounds, dearer heuristics, and the search again
-for as long as it pays. The integer program is tried last, where it is small enough to help. The largest
-of the pieces' smallest peaks is the graph's, so a bound proven for one piece closes all those whose known
-order needs no more. Whatever has been found by the deadline is returned, with what has been proven.
+that may still matter gets a short exact search, min-cut bounds and dearer heuristics, and then, in rounds
+that grow, more cuts, more of the search, and searches of stretches of its order. The integer program is
+tried last, where it is small enough to help. The largest of the pieces' smallest peaks is the graph's, so a
+bound proven for one piece closes all those whose known order needs no more. Whatever has been found by the
+deadline is returned, with what has been proven.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 from olla_solvers import backends
 from olla_solvers.errors import SolverUnavailableError
-from olla_solvers.order.bounds import mincut_bytes
+from olla_solvers.order.bounds import MinimumCuts
 from olla_solvers.order.contract import Contracted, contract, unchanged
 from olla_solvers.order.flow import FlowGraph
 from olla_solvers.order.greedy import Found, best_order, best_piece_order
@@ -23,6 +24,7 @@ from olla_solvers.order.ilp import variables_needed
 from olla_solvers.order.refine import Refined, refine
 from olla_solvers.order.search import ALL_RULES, Alternation, SearchRules
 from olla_solvers.order.split import Piece, split, undivided
+from olla_solvers.order.stretch import StretchSearch
 from olla_solvers.problem import Bytes, OperatorIndex
 
 MOST_PROGRAM_VARIABLES = 20_000
@@ -32,13 +34,16 @@ SHORT_SEARCH = 1000
 """States of a piece expanded before dearer bounds and heuristics are tried."""
 
 MOST_CONTRACTED = 50_000
-"""Operators above which a graph is not contracted: that alone would outlast a usual limit."""
+"""Operators above which a graph is not contracted: the bitsets alone would take gigabytes."""
 
-CUTTING_UP = 4.0
-"""Time that contracting, splitting and ordering the pieces takes, in that of the first orders and bounds."""
+MOST_SEARCHED = 30_000
+"""Operators above which a piece is not searched, for the same reason."""
 
-COMPILING = 3.0
-"""Time that preparing a search takes, in the same unit."""
+FIRST_ROUND = 0.5
+"""Seconds of each method in the first round."""
+
+ROUND_GROWTH = 1.5
+"""How much longer the next round is."""
 
 
 @dataclass
@@ -49,11 +54,15 @@ class _Part:
         piece: the piece.
         found: its best known order.
         search: its exact search, once started.
+        cuts: its min-cut bounds, once started.
+        stretches: the search of its order's stretches, once started.
     """
 
     piece: Piece
     found: Found
     search: Alternation | None = None
+    cuts: MinimumCuts | None = None
+    stretches: StretchSearch | None = None
 
 
 class Portfolio:
@@ -69,7 +78,6 @@ class Portfolio:
 
     def __init__(self, flow: FlowGraph, deadline: float, rules: SearchRules = ALL_RULES) -> None:
         """Start with the greedy orders and the precedence bound."""
-        start = time.monotonic()
         self._flow = flow
         self._deadline = deadline
         self._rules = rules
@@ -77,7 +85,6 @@ class Portfolio:
         self.bound_bytes = max(flow.precedence_bytes, default=0)
         self.bound_by = "precedence bound"
         self.best = best_order(flow, self.bound_bytes, deadline)
-        self._reading = time.monotonic() - start
         self.parts: list[_Part] = []
         self.refined: tuple[str, Refined, Found] | None = None
 
@@ -94,10 +101,10 @@ class Portfolio:
 
     def run_short(self) -> None:
         """The cheap methods, which prove most graphs."""
-        if self.is_done or not self._affords(CUTTING_UP) or self._flow.count > MOST_CONTRACTED:
+        if self.is_done or self._flow.count > MOST_CONTRACTED:
             return
-        self._cut_up()
-        self._search(self._deadline, SHORT_SEARCH)
+        self._cut_up(self._share(0.3))
+        self._search(self._share(0.2), SHORT_SEARCH)
 
     def run_long(self, *, program: bool) -> None:
         """The dearer methods, until done.
@@ -105,31 +112,42 @@ class Portfolio:
         Args:
             program: whether the integer program may be tried.
         """
-        if self._rules.mincut:
-            self._lift_bound(self._share(0.3))
-        self._improve(self._share(0.3))
+        self._lift_bound(self._share(0.15))
+        self._improve(self._share(0.15))
         solvers = self._solvers() if program else ()
-        self._search(self._share(0.6) if solvers else self._deadline)
+        self._take_rounds(self._share(0.6) if solvers else self._deadline)
         for solver in solvers:
             if self._solve(solver):
                 break
 
-    def _affords(self, times: float) -> bool:
-        """Whether there is time for so many times what the first orders and bounds took."""
-        return time.monotonic() + times * self._reading < self._deadline
+    def _take_rounds(self, deadline: float) -> None:
+        """Cuts, search and stretches in turns; each of them is best on some graph."""
+        seconds = FIRST_ROUND
+        while self._open() and not self.is_done and time.monotonic() < deadline:
+            for method in (self._lift_bound, self._search, self._search_stretches):
+                method(min(deadline, time.monotonic() + seconds))
+            seconds *= ROUND_GROWTH
+            if all(self._is_exhausted(part) for part in self._open()):
+                return
+
+    def _is_exhausted(self, part: _Part) -> bool:
+        """Whether no method can do more for a piece, with the memory that it may take."""
+        started = [each for each in (part.search, part.cuts, part.stretches) if each is not None]
+        return all(each.is_done for each in started)
 
     def _share(self, part: float) -> float:
         """A deadline that leaves time for what follows."""
         now = time.monotonic()
         return now + part * max(0.0, self._deadline - now)
 
-    def _cut_up(self) -> None:
+    def _cut_up(self, deadline: float) -> None:
         flow = self._flow
-        self._contracted = contract(flow) if self._rules.contract else unchanged(flow)
+        self._contracted = contract(flow, deadline) if self._rules.contract else unchanged(flow)
         smaller = self._contracted.flow
         pieces = split(smaller) if self._rules.split else undivided(smaller)
         for piece in pieces:
-            self._prove(max(piece.flow.precedence_bytes), "precedence bound")
+            if time.monotonic() < self._deadline:
+                self._prove(max(piece.flow.precedence_bytes), "precedence bound")
         for piece in pieces:
             self.parts.append(_Part(piece, best_order(piece.flow, self.bound_bytes, self._deadline)))
         self._join()
@@ -162,32 +180,47 @@ class Portfolio:
             if self.is_done or time.monotonic() > deadline:
                 return
             found = best_piece_order(part.piece.flow, self.bound_bytes, deadline)
-            if found.peak_bytes < part.found.peak_bytes:
-                part.found = found
-                self._join()
+            self._take(part, found.order, found.rule)
 
     def _lift_bound(self, deadline: float) -> None:
-        for part in self._open():
+        for part in self._open() if self._rules.mincut else ():
             if self.is_done or time.monotonic() > deadline:
                 return
-            bound = mincut_bytes(part.piece.flow, part.found.order, self.bound_bytes, deadline)
-            self._prove(bound, "min-cut bound")
+            if part.cuts is None:
+                part.cuts = MinimumCuts(part.piece.flow, part.found.order, self.bound_bytes)
+            part.cuts.learn(self.bound_bytes)
+            part.cuts.run(deadline)
+            self._prove(part.cuts.bound_bytes, "min-cut bound")
 
     def _search(self, deadline: float, most_states: int | None = None) -> None:
         for part in self._open():
-            if self.is_done or part.found.peak_bytes <= self.bound_bytes:
+            if self.is_done or time.monotonic() > deadline:
+                return
+            if part.found.peak_bytes <= self.bound_bytes or part.piece.flow.count > MOST_SEARCHED:
                 continue
             if part.search is None:
-                if not self._affords(COMPILING):
-                    continue
                 part.search = Alternation(part.piece.flow, part.found.order, self.bound_bytes, self._rules)
             search = part.search
             search.learn(part.found.order, self.bound_bytes)
             search.run(deadline, most_states)
             self._prove(search.bound_bytes, "exact search")
-            if search.peak_bytes < part.found.peak_bytes:
-                part.found = Found(search.order, search.peak_bytes, "exact search")
-                self._join()
+            self._take(part, search.order, "exact search")
+
+    def _search_stretches(self, deadline: float) -> None:
+        for part in self._open():
+            if self.is_done or time.monotonic() > deadline:
+                return
+            if part.stretches is None:
+                part.stretches = StretchSearch(part.piece.flow)
+            order = part.stretches.run(part.found.order, self.bound_bytes, deadline)
+            self._take(part, order, "search of stretches")
+
+    def _take(self, part: _Part, order: Sequence[OperatorIndex], rule: str) -> None:
+        """Take a piece's order where it is better."""
+        peak = part.piece.flow.peak_bytes(order)
+        if peak < part.found.peak_bytes:
+            part.found = Found(tuple(order), peak, rule)
+            self._join()
 
     def _solvers(self) -> tuple[str, ...]:
         """Solvers that may take the program of every piece that is open."""
@@ -210,9 +243,6 @@ class Portfolio:
             return False
         self.refined = (solver, refined, self.best)
         for part, order in zip(parts, refined.orders, strict=True):
-            peak = part.piece.flow.peak_bytes(order)
-            if peak < part.found.peak_bytes:
-                part.found = Found(order, peak, f"ilp:{solver}")
+            self._take(part, order, f"ilp:{solver}")
         self._prove(refined.bound_bytes or 0, f"ilp:{solver}")
-        self._join()
         return True

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from olla_solvers import backends
 from olla_solvers.order.greedy import Found
-from olla_solvers.order.ilp import order_program, variables_needed
+from olla_solvers.order.ilp import OrderProgram, order_program, variables_needed
+from olla_solvers.order.search.cut import DeadlinePassedError, check_time
 from olla_solvers.order.split import Piece
 from olla_solvers.order.techniques import ALL_TECHNIQUES, Techniques
 from olla_solvers.plan import SolverStatus
@@ -74,31 +75,43 @@ def refine(
             break
         if refined.bound_bytes is not None and known[index].peak_bytes <= refined.bound_bytes:
             break
-        remaining = deadline - time.monotonic()
-        if remaining <= 0 and refined.status is not SolverStatus.NOT_RUN:
-            refined.status = SolverStatus.TIME_LIMIT_WITH_INCUMBENT
-            break
-        _solve_piece(refined, pieces[index], index, solver, max(0.0, remaining), techniques)
+        program = _stated(refined, pieces[index], index, solver, deadline, techniques)
+        if program is not None:
+            _solve_piece(refined, program, pieces[index], index, solver, deadline)
     refined.seconds = time.monotonic() - begin
     return refined
 
 
-def _solve_piece(
-    refined: Refined, piece: Piece, index: int, solver: str, seconds: float, techniques: Techniques
-) -> None:
-    """One program: take its order where it is better, and its bound."""
-    start = time.monotonic()
-    flow, known = piece.flow, refined.orders[index]
-    needed = variables_needed(flow, techniques)
+def _stated(
+    refined: Refined, piece: Piece, index: int, solver: str, deadline: float, techniques: Techniques
+) -> OrderProgram | None:
+    """The program of a piece, if it is small enough and there is time to state and to write it."""
+    needed = variables_needed(piece.flow, techniques)
     if needed > MOST_VARIABLES:
         backends.require(solver)
         refined.status = SolverStatus.FAILED
         refined.detail = f"not stated: it would need {needed} variables, more than {MOST_VARIABLES}"
-        return
-    program = order_program(flow, known, techniques)
+        return None
+    start = time.monotonic()
+    try:
+        program = order_program(piece.flow, refined.orders[index], techniques, deadline)
+        # A solver reads what it is given, which takes about as long again.
+        check_time(deadline - (time.monotonic() - start))
+    except DeadlinePassedError:
+        refined.status = SolverStatus.TIME_LIMIT_WITH_INCUMBENT
+        refined.detail = f"not given to {solver}: stating its {needed} variables took all the time there was"
+        return None
     refined.variables += len(program.model.lower)
     refined.constraints += len(program.model.rows)
-    left = max(0.1, seconds - (time.monotonic() - start))
+    return program
+
+
+def _solve_piece(
+    refined: Refined, program: OrderProgram, piece: Piece, index: int, solver: str, deadline: float
+) -> None:
+    """Run one program: take its order where it is better, and its bound."""
+    flow, known = piece.flow, refined.orders[index]
+    left = max(0.1, deadline - time.monotonic())
     solution = backends.solve(program.model, solver, time_limit=left)
     if solution.values is not None:
         found = program.decode(solution.values)

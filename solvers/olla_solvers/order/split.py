@@ -66,6 +66,31 @@ def split(flow: FlowGraph) -> tuple[Piece, ...]:
     )
 
 
+def piece_between(flow: FlowGraph, order: Sequence[OperatorIndex], start: int, end: int) -> Piece:
+    """The part of a graph that an order runs from one position to before another, as a piece.
+
+    Args:
+        flow: the graph.
+        order: an order of it.
+        start: position of the first operator inside.
+        end: position behind the last one.
+
+    Returns:
+        The piece: an order of it costs what it costs in the given order, between the operators outside.
+    """
+    where = [0] * flow.count
+    for operator in order[start:end]:
+        where[operator] = 1
+    for operator in order[end:]:
+        where[operator] = 2
+    through = [
+        array
+        for array in flow.arrays
+        if where[array.producer] <= 1 <= max(where[consumer] for consumer in array.consumers)
+    ]
+    return _piece(flow, sorted(order[start:end]), through, 1, where)
+
+
 def _forced_prefixes(flow: FlowGraph, sequence: Sequence[OperatorIndex]) -> list[int]:
     """Lengths of the prefixes that precede all the rest; a forced state is always such a prefix."""
     common = [0] * len(sequence)

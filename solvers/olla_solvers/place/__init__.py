@@ -1,181 +1,95 @@
 """Gives every span an offset in one buffer, as low as possible.
 
-Combinatorial methods first: the skyline of the profile-guided allocation paper under several rules and in
-both directions of time, stopping at the bound. The MIP of OLLA equation 15 follows where a gap stays and
-the model is small, or where a solver is named.
+``auto.py`` has the default: skylines, the exact search, the integer program; ``methods.py`` every method by
+name, the papers' and the baselines too.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from olla_solvers import backends
-from olla_solvers.errors import ProblemError, SolverUnavailableError
+from olla_solvers.errors import NoSolutionError, ProblemError
+from olla_solvers.place.aim import Effort, Task, when_compiled
 from olla_solvers.place.bound import max_live_bytes
-from olla_solvers.place.first_fit import first_fit
-from olla_solvers.place.mip import is_free_of_collisions, overlapping_pairs, place_program
-from olla_solvers.place.skyline import RULES, height_bytes, reversed_time, skyline
+from olla_solvers.place.checks import check
+from olla_solvers.place.conflict import refuse_impossible, refuse_proven
+from olla_solvers.place.greedy import check_given
+from olla_solvers.place.methods import METHODS
 from olla_solvers.place.spans import spans_of
-from olla_solvers.plan import Placement, SolverEffect, SolverReport, SolverStatus, Span
-from olla_solvers.problem import Bytes, Offset
+from olla_solvers.plan import Placement, Span
+from olla_solvers.problem import Bytes
 
-__all__ = ["place", "spans_of"]
+__all__ = ["METHODS", "place", "spans_of"]
 
 DEFAULT_SECONDS = 30.0
-"""Time limit of the integer program where none is given."""
+"""Time limit where none is given."""
 
-MOST_PAIRS = 50_000
-"""Larger programs are not stated even for a named solver, and those that no licence takes only where they
-could still help: where the placement is above its bound."""
-
-MOST_AUTO_PAIRS = 400
-"""Without a named solver, programs with more pairs alive together are not tried: they find nothing."""
+DEFAULT_WORK = 4_000_000_000
+"""Steps of searching where no time limit is given, about ten seconds: then the result does not depend on the
+machine unless that is very slow."""
 
 
-def place(spans: Sequence[Span], *, solver: str = "auto", time_limit: float | None = None) -> Placement:
-    """Place spans so that no two alive together share a byte, as low as possible.
+def place(
+    spans: Sequence[Span],
+    *,
+    solver: str = "auto",
+    method: str = "auto",
+    capacity_bytes: Bytes | None = None,
+    time_limit: float | None = None,
+) -> Placement:
+    """Place spans so that no two alive together share a byte, as low as possible or within a capacity.
 
     Args:
-        spans: rectangles; those with an offset keep it.
-        solver: ``auto``, ``cbc``, ``gurobi``, ``highs`` (the MIP really runs) or ``none``.
-        time_limit: seconds for the MIP; None for the default of at most about 30.
+        spans: rectangles; those with an offset keep it, and every offset is a multiple of its alignment.
+        solver: of the integer program: ``auto``, ``cbc``, ``gurobi``, ``highs`` (the program really runs) or
+            ``none``.
+        method: a name in :data:`METHODS`.
+        capacity_bytes: a height that is low enough; None to go as low as possible.
+        time_limit: seconds for everything beyond the heuristics; None for as long as it pays, at most about
+            30. Compiling the search, which happens once on a machine, is not counted.
 
     Returns:
         Offsets, their height and the bound on it.
 
     Raises:
         ProblemError: on a span that is empty in time, has a negative size, or a misaligned given offset.
-        InfeasibleError: when two given offsets collide.
+        InfeasibleError: when two given offsets collide, or a capacity is proven to be too small; names the
+            spans that cannot fit together.
+        NoSolutionError: when nothing within the capacity was found in the time, nor proven impossible.
         SolverUnavailableError: when the named solver is unknown, missing or not licensed.
     """
     start = time.monotonic()
-    deadline = start + (DEFAULT_SECONDS if time_limit is None else time_limit)
     if solver not in ("auto", "none"):
         backends.require(solver)
-    _check(spans)
+    if method not in METHODS:
+        raise ProblemError(f"unknown method {method!r} of placement; one of {', '.join(METHODS)}")
+    check(spans)
+    check_given(spans)
     bound = max_live_bytes(spans)
-    known = _best(spans, bound)
-    best, report = known, SolverReport("none")
-    for candidate in _solvers(solver, spans, known.height_bytes > bound):
-        try:
-            best, report = _solve(spans, known, bound, candidate, deadline)
-        except SolverUnavailableError:
-            if solver != "auto":
-                raise
-            continue
-        break
-    proved_by = None
-    if report.bound_bytes is not None and report.bound_bytes >= best.height_bytes:
-        proved_by = f"mip:{report.solver}"
-    if best.height_bytes == bound:
-        proved_by = "live bytes"
+    effort = Effort(
+        start + (DEFAULT_SECONDS if time_limit is None else time_limit),
+        DEFAULT_WORK if time_limit is None else None,
+    )
+    if capacity_bytes is not None:
+        refuse_impossible(spans, capacity_bytes)
+    goal = bound if capacity_bytes is None else max(bound, capacity_bytes)
+    result = METHODS[method](Task(spans, bound, goal, capacity_bytes is not None, solver, effort))
+    height = result.found.height_bytes
+    if capacity_bytes is not None and height > capacity_bytes:
+        if result.bound_bytes > capacity_bytes:
+            refuse_proven(spans, capacity_bytes, when_compiled(effort))
+        raise NoSolutionError(
+            f"nothing within the capacity of {capacity_bytes} B was found in "
+            f"{time.monotonic() - start:.1f} s, nor ruled out; the lowest placement found needs {height} B"
+        )
     return Placement(
-        offsets=best.offsets,
-        height_bytes=best.height_bytes,
-        lower_bound_bytes=max(bound, report.bound_bytes or 0),
-        found_by=best.method,
-        proved_by=proved_by,
-        solver=report,
+        offsets=result.found.offsets,
+        height_bytes=height,
+        lower_bound_bytes=result.bound_bytes,
+        found_by=result.found.method,
+        proved_by=result.proved_by,
+        solver=result.report,
         seconds=time.monotonic() - start,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Offsets, the height they need, and what found them."""
-
-    offsets: tuple[Offset, ...]
-    height_bytes: Bytes
-    method: str
-
-
-def _best(spans: Sequence[Span], bound: Bytes) -> _Found:
-    """The best of the combinatorial methods."""
-    best: _Found | None = None
-    for method, offsets in _combinatorial(spans):
-        found = _Found(offsets, height_bytes(spans, offsets), method)
-        if best is None or found.height_bytes < best.height_bytes:
-            best = found
-        if best.height_bytes == bound:
-            break
-    return best or _Found((), 0, "none")
-
-
-def _solvers(solver: str, spans: Sequence[Span], gap: bool) -> tuple[str, ...]:
-    """The solvers to try in turn: the named one, or with ``auto`` those that may close the gap."""
-    if solver == "none":
-        return ()
-    if solver != "auto":
-        return (solver,)
-    if not gap or len(overlapping_pairs(spans)) > MOST_AUTO_PAIRS:
-        return ()
-    return backends.available_solvers()
-
-
-def _solve(
-    spans: Sequence[Span], known: _Found, bound: Bytes, solver: str, deadline: float
-) -> tuple[_Found, SolverReport]:
-    """Run the program from a known placement, which stays unless the program's is lower."""
-    begin = time.monotonic()
-    pairs = len(overlapping_pairs(spans))
-    too_large = pairs > MOST_PAIRS or not backends.may_take(solver, pairs + len(spans) + 1, 2 * pairs)
-    if pairs > MOST_PAIRS or (too_large and known.height_bytes == bound):
-        status = SolverStatus.NOT_RUN if known.height_bytes == bound else SolverStatus.FAILED
-        return known, SolverReport(solver, status, detail=f"not stated: {pairs} pairs are alive together")
-    program = place_program(spans, known.offsets, bound)
-    remaining = max(0.1, deadline - time.monotonic())
-    solution = backends.solve(program.model, solver, time_limit=remaining)
-    best = known
-    if solution.values is not None:
-        offsets = program.decode(spans, solution.values)
-        height = height_bytes(spans, offsets)
-        if height < known.height_bytes and is_free_of_collisions(spans, offsets):
-            best = _Found(offsets, height, f"mip:{solver}")
-    value = best.height_bytes // program.unit_bytes
-    proven = backends.proven_units(solution, value)
-    effect = SolverEffect.CONFIRMED if proven == value else SolverEffect.NONE
-    report = SolverReport(
-        solver=solver,
-        status=backends.report_status(solution.outcome, proven=proven == value),
-        effect=SolverEffect.IMPROVED if best is not known else effect,
-        objective_bytes=best.height_bytes,
-        bound_bytes=None if proven is None else proven * program.unit_bytes,
-        variables=len(program.model.lower),
-        constraints=len(program.model.rows),
-        seconds=time.monotonic() - begin,
-        detail=solution.detail,
-    )
-    return best, report
-
-
-def _check(spans: Sequence[Span]) -> None:
-    names: set[str] = set()
-    for span in spans:
-        if span.name in names:
-            raise ProblemError(f"span {span.name!r} occurs twice")
-        names.add(span.name)
-        if span.upper <= span.lower:
-            raise ProblemError(f"span {span.name!r} has an empty lifetime [{span.lower}, {span.upper})")
-        if span.size_bytes < 0:
-            raise ProblemError(f"span {span.name!r} has a negative size ({span.size_bytes} B)")
-        if span.alignment < 1:
-            raise ProblemError(f"span {span.name!r} has alignment {span.alignment}, below 1")
-        if span.offset is not None and (span.offset < 0 or span.offset % span.alignment):
-            raise ProblemError(
-                f"span {span.name!r} is given offset {span.offset}, which must be a multiple of its "
-                f"alignment {span.alignment} and not negative"
-            )
-
-
-def _combinatorial(spans: Sequence[Span]) -> Iterator[tuple[str, tuple[Offset, ...]]]:
-    """Every fast method's placement, lazily, the paper's rule first."""
-    if any(span.offset is not None for span in spans):
-        for name, rule in RULES.items():
-            yield f"first fit:{name}", first_fit(spans, rule)
-        return
-    backwards = reversed_time(spans)
-    for name, rule in RULES.items():
-        yield f"skyline:{name}", skyline(spans, rule)
-        yield f"skyline:{name}, time reversed", skyline(backwards, rule)

@@ -1,8 +1,11 @@
 """The mixed integer program of placement: OLLA equation 15, that is equations 6-8.
 
-Each span has an address A[i]. Two spans alive together must lie one below the other; equation 6's two
-binaries are 1 - z and z of one column here, since exactly one of them is 1 for such a pair. Pairs whose
-lifetimes do not overlap have no rows (OLLA §4.2: with the order given, lifetimes are exact).
+The same program as (1)-(6) of "Profile-guided memory optimization for deep neural networks", §3.1. Each span
+has an address A[i]. Two spans alive together must lie one below the other; equation 6's two binaries are
+1 - z and z of one column here, since exactly one of them is 1 for such a pair. Pairs whose lifetimes do not
+overlap have no rows: with the order given, lifetimes are exact, which covers those that precedence keeps
+apart (OLLA §4.2). Nor have pairs that are both given, and where a given one leaves no room below, z is
+settled.
 
 M in equations 7a and 7b is the height of a known placement, which no useful solution exceeds.
 """
@@ -145,10 +148,22 @@ def _one_below_the_other(
 ) -> None:
     """Equations 6, 7a and 7b for two spans alive together."""
     one, other = pair
-    column = model.binary()
+    if spans[one].offset is not None and spans[other].offset is not None:
+        return
+    side = _only_side(spans[one], spans[other])
+    column = model.column(side, side, integer=True) if side is not None else model.binary()
     model.start[column] = float(known[other] < known[one])
     for low, high, sign in ((one, other, 1), (other, one, -1)):
         free = most if sign > 0 else -most
         row = Expression([addresses[low], (column, -free)], spans[low].size_bytes / unit)
         row.add(addresses[high][0], -addresses[high][1])
         model.require(row, "<=", 0 if sign > 0 else most)
+
+
+def _only_side(one: Span, other: Span) -> int | None:
+    """The value of a pair's z that a given offset forces (0: the first lies below), None for a choice."""
+    if one.offset is not None and one.offset < other.size_bytes:
+        return 0
+    if other.offset is not None and other.offset < one.size_bytes:
+        return 1
+    return None

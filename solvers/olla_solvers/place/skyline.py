@@ -36,15 +36,21 @@ RULES: Mapping[str, Rule] = MappingProxyType(
 def skyline(spans: Sequence[Span], rule: Rule) -> tuple[Offset, ...]:
     """Place spans on the lowest line that takes them.
 
+    Where a given span is in the way, the span goes above it, and the line becomes as high.
+
     Args:
-        spans: rectangles without given offsets, each with at least one timestep.
+        spans: rectangles, each with at least one timestep; those with an offset stay there.
         rule: sort key; of the spans that fit a line the one with the smallest key goes there.
 
     Returns:
         An offset for each span, aligned. Spans without bytes are at 0.
     """
-    offsets = [0] * len(spans)
-    sized = sorted((i for i, span in enumerate(spans) if span.size_bytes > 0), key=lambda i: spans[i].lower)
+    offsets = [span.offset or 0 for span in spans]
+    given = [span for span in spans if span.offset is not None and span.size_bytes > 0]
+    sized = sorted(
+        (i for i, span in enumerate(spans) if span.size_bytes > 0 and span.offset is None),
+        key=lambda i: spans[i].lower,
+    )
     if not sized:
         return tuple(offsets)
     waiting = _Waiting([spans[i] for i in sized], rule)
@@ -57,7 +63,7 @@ def skyline(spans: Sequence[Span], rule: Rule) -> tuple[Offset, ...]:
             lines.lift(line)
             continue
         span = spans[sized[position]]
-        offset = -(-lines.offset[line] // span.alignment) * span.alignment
+        offset = lowest_clear(span, lines.offset[line], given)
         offsets[sized[position]] = offset
         lines.put(line, span.lower, span.upper, offset + span.size_bytes)
         placed += 1
@@ -154,6 +160,22 @@ class _Lines:
             self._right[left] = right
         if right >= 0:
             self._left[right] = left
+
+
+def lowest_clear(span: Span, offset: Offset, given: Sequence[Span]) -> Offset:
+    """The lowest aligned offset from ``offset`` on at which a span collides with no given one."""
+    offset = -(-offset // span.alignment) * span.alignment
+    if not given:
+        return offset
+    blocks = sorted(
+        (each.offset, each.offset + each.size_bytes)
+        for each in given
+        if each.offset is not None and each.lower < span.upper and span.lower < each.upper
+    )
+    for low, high in blocks:
+        if low < offset + span.size_bytes and offset < high:
+            offset = -(-high // span.alignment) * span.alignment
+    return offset
 
 
 def height_bytes(spans: Sequence[Span], offsets: Sequence[Offset]) -> Bytes:

@@ -202,6 +202,16 @@ def test_a_time_limit_keeps_the_incumbent(solver: str) -> None:
     assert schedule.solver.status is SolverStatus.TIME_LIMIT_WITH_INCUMBENT
 
 
+def test_a_program_that_takes_too_long_to_state_is_not_waited_for() -> None:
+    problem = crossed(130)
+    start = time.monotonic()
+    schedule = order(problem, solver="highs", time_limit=0.3)
+    assert time.monotonic() - start < 3
+    assert schedule.solver.status is SolverStatus.TIME_LIMIT_WITH_INCUMBENT
+    assert "not given to highs" in schedule.solver.detail
+    assert is_executable(problem, schedule.order)
+
+
 def test_cbc_survives_a_limit_in_its_root_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "_own_limit", lambda time_limit: 1.0)
     report = order(crossed(22), solver="cbc", time_limit=30).solver

@@ -8,14 +8,18 @@ from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from olla_solvers.analysis import captured_order, peak_bytes, precedence_bound
-from olla_solvers.errors import NoSolutionError
 from olla_solvers.order import order
+from olla_solvers.order.contract import contract
 from olla_solvers.order.flow import flow_of
+from olla_solvers.order.greedy import RULES, best_order, free_first, list_schedule
 from olla_solvers.order.inductor import HEURISTICS, dfs
 from olla_solvers.order.portfolio import Portfolio
 from olla_solvers.order.search import SearchRules
+from olla_solvers.order.split import piece_between
+from olla_solvers.order.stretch import StretchSearch
 from olla_solvers.problem import Array, Operator, Problem
 from tests.olla_solvers.graphs import Builder, alexnet_step, mlp_step, problems, smallest_peak
 
@@ -103,12 +107,63 @@ def test_more_time_does_not_worsen_order_or_bound() -> None:
     assert more.lower_bound_bytes > precedence_bound(problem)
 
 
-@pytest.mark.parametrize("name", HEURISTICS)
-def test_inductors_heuristics_are_met(name: str) -> None:
-    for problem in (mlp_step(), alexnet_step(), residual(10), wide(60, 20), wide(300, 300)):
-        found = HEURISTICS[name](problem, float("inf"))
-        assert is_executable(problem, found)
-        assert order(problem, solver="none", time_limit=1).peak_bytes <= peak_bytes(problem, found)
+def plain_lpmf(problem: Problem) -> tuple[int, ...]:
+    """TorchInductor's own loop: all that is ready is looked at in every step."""
+    planned = problem.planned
+    done: list[int] = []
+    gap = 0
+    made = [sum(a.size_bytes for a in planned if a.producer == v) for v in range(len(problem.operators))]
+
+    def freed(operator: int) -> int:
+        return sum(
+            array.size_bytes
+            for array in planned
+            if [each for each in array.consumers if each not in done] == [operator]
+            or (array.producer == operator and not array.consumers)
+        )
+
+    while len(done) < len(problem.operators):
+        ready = [
+            v
+            for v in range(len(problem.operators))
+            if v not in done and all(each in done for each in problem.predecessors[v])
+        ]
+        chosen = min(ready, key=lambda v: (made[v] if made[v] > gap else 0, made[v] - freed(v), v))
+        gap = max(gap, made[chosen]) - made[chosen] + freed(chosen)
+        done.append(chosen)
+    return tuple(done)
+
+
+@MANY
+@given(problems(most=12))
+def test_least_peak_memory_first_does_what_the_plain_loop_does(problem: Problem) -> None:
+    assert HEURISTICS["lpmf"](problem) == plain_lpmf(problem)
+
+
+def marks(problem: Problem) -> dict[str, int]:
+    """Peaks that no order may exceed."""
+    flow, captured = flow_of(problem)
+    found = {name: peak_bytes(problem, heuristic(problem)) for name, heuristic in HEURISTICS.items()}
+    for by_net in (True, False):
+        plain = tuple(captured[each] for each in free_first(flow, by_net=by_net))
+        assert is_executable(problem, plain)
+        found[f"free first {by_net}"] = peak_bytes(problem, plain)
+    return found
+
+
+@pytest.mark.parametrize("solver", ["none", "auto", "highs"])
+def test_no_time_is_too_short_to_be_as_good_as_any_heuristic(solver: str) -> None:
+    graphs = [mlp_step(), alexnet_step(), residual(10), wide(60, 20), wide(300, 300), wide(3000, 3000)]
+    for problem in graphs:
+        schedule = order(problem, solver=solver, time_limit=0)
+        assert is_executable(problem, schedule.order)
+        assert schedule.peak_bytes <= min(marks(problem).values())
+
+
+@MANY
+@given(problems(most=12))
+def test_heuristics_are_never_better(problem: Problem) -> None:
+    assert order(problem, solver="none", time_limit=0).peak_bytes <= min(marks(problem).values())
 
 
 def test_depth_first_starts_from_the_operators_that_touch_least() -> None:
@@ -116,10 +171,51 @@ def test_depth_first_starts_from_the_operators_that_touch_least() -> None:
     arrays = (Array("a", 9, 0, (2,)), Array("b", 5, 1, (3,)), Array("c", 1, 2, (3,)))
     problem = Problem(operators, arrays)
     assert dfs(problem) == (1, 0, 2, 3)
-    assert HEURISTICS["bfs"](problem, float("inf")) == captured_order(problem)
+    assert HEURISTICS["bfs"](problem) == captured_order(problem)
 
 
-@pytest.mark.parametrize("name", HEURISTICS)
-def test_heuristics_give_up_at_their_deadline(name: str) -> None:
-    with pytest.raises(NoSolutionError, match="deadline"):
-        HEURISTICS[name](mlp_step(), 0.0)
+@MANY
+@given(problems(most=9), st.data())
+def test_a_stretch_costs_what_it_does_in_the_order(problem: Problem, data: st.DataObject) -> None:
+    flow, _ = flow_of(problem)
+    sequence = list_schedule(flow, *RULES["least net"][:1])
+    assert sequence is not None
+    start = data.draw(st.integers(0, flow.count - 1))
+    end = data.draw(st.integers(start + 1, flow.count))
+    piece = piece_between(flow, sequence, start, end)
+    number = {original: local for local, original in enumerate(piece.parts) if original is not None}
+    before = [local for local, original in enumerate(piece.parts) if original is None and local == 0]
+    inner = [*before, *(number[each] for each in sequence[start:end])]
+    costs = piece.flow.costs([*inner, *(each for each in range(piece.flow.count) if each not in inner)])
+    assert costs[len(before) : len(inner)] == flow.costs(sequence)[start:end]
+
+
+@MANY
+@given(problems(most=12), st.integers(0, 2000))
+def test_searching_stretches_never_worsens_and_can_be_continued(problem: Problem, bound: int) -> None:
+    flow, _ = flow_of(problem)
+    optimum = Portfolio(flow, float("inf"))
+    optimum.run_short()
+    stretches, sequence = StretchSearch(flow), tuple(range(flow.count))
+    found = stretches.run(sequence, bound, float("inf"))
+    assert sorted(found) == list(sequence)
+    assert all(found.index(u) < found.index(v) for v in sequence for u in flow.predecessors[v])
+    assert flow.peak_bytes(found) <= flow.peak_bytes(sequence)
+    # The longest stretch is the whole graph, which is small here.
+    assert flow.peak_bytes(found) <= max(bound, optimum.best.peak_bytes)
+    assert stretches.run(found, bound, 0.0) == found
+
+
+def test_stretches_improve_what_greedy_finds_on_wide_graphs() -> None:
+    problem = wide(400, 50)
+    flow, _ = flow_of(problem)
+    greedy = best_order(flow, 0, float("inf"))
+    found = StretchSearch(flow).run(greedy.order, 0, time.monotonic() + 2)
+    assert flow.peak_bytes(found) < greedy.peak_bytes
+
+
+def test_contraction_that_runs_out_of_time_is_still_one() -> None:
+    flow, _ = flow_of(residual(30))
+    partial = contract(flow, deadline=0.0)
+    assert partial.flow.count > contract(flow).flow.count
+    assert sorted(partial.expand(range(partial.flow.count))) == list(range(flow.count))

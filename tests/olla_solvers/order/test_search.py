@@ -7,10 +7,12 @@ from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from olla_solvers.order.contract import contract
 from olla_solvers.order.flow import FlowGraph, flow_of
-from olla_solvers.order.search import ALL_RULES, Alternation, SearchRules
+from olla_solvers.order.search import ALL_RULES, Alternation, SearchRules, cut, engine, space
+from olla_solvers.order.search.cut import DeadlinePassedError
 from olla_solvers.problem import Problem
 from tests.olla_solvers.graphs import alexnet_step, mlp_step, problems, smallest_peak, training_steps
 
@@ -80,6 +82,33 @@ def test_bound_and_order_hold_whenever_the_search_is_stopped(problem: Problem) -
         assert bound <= found.bound_bytes <= optimum <= found.peak_bytes <= peak
         peak, bound = found.peak_bytes, found.bound_bytes
     assert peak == bound == optimum
+
+
+@settings(MANY, max_examples=150)
+@given(st.one_of(problems(most=9), training_steps()), st.integers(1, 9), st.sampled_from(COMBINATIONS))
+def test_a_search_interrupted_anywhere_goes_on_without_losing_its_proof(
+    problem: Problem, every: int, rules: SearchRules
+) -> None:
+    """The clock is looked at in the middle of moves and cuts, too: each look may end the run."""
+    flow, _ = flow_of(problem)
+    looks = 0
+
+    def interrupt(deadline: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks % every == 0 and looks < 300:
+            raise DeadlinePassedError
+
+    found = Alternation(flow, range(flow.count), 0, rules)
+    optimum = smallest_peak(problem)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (cut, engine, space):
+            patch.setattr(module, "check_time", interrupt)
+        while not found.is_done:
+            found.run(float("inf"), most_states=5)
+            assert found.bound_bytes <= optimum <= found.peak_bytes
+    assert found.peak_bytes == found.bound_bytes == optimum
+    assert flow.peak_bytes(found.order) == optimum
 
 
 @MANY

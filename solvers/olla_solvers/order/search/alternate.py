@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 
 from olla_solvers.order.flow import FlowGraph
+from olla_solvers.order.search.cut import DeadlinePassedError
 from olla_solvers.order.search.engine import Outcome, Search
 from olla_solvers.order.search.rules import ALL_RULES, SearchRules
 from olla_solvers.order.search.space import Space
@@ -26,7 +27,7 @@ class Alternation:
 
     Attributes:
         order: the best order so far.
-        peak_bytes: its peak.
+        peak_bytes: its peak, or the ceiling while there is no order below that.
         bound_bytes: proven: no order has a smaller peak.
         expanded: states expanded so far.
     """
@@ -38,17 +39,28 @@ class Alternation:
         bound_bytes: Bytes,
         rules: SearchRules = ALL_RULES,
         most_memory_bytes: int = MOST_MEMORY_BYTES,
+        ceiling_bytes: Bytes | None = None,
     ) -> None:
-        """Start from a known order and a proven bound."""
+        """Prepare.
+
+        Args:
+            flow: the graph.
+            order: a known order.
+            bound_bytes: a proven bound.
+            rules: which rules to use.
+            most_memory_bytes: what stored states may take, roughly.
+            ceiling_bytes: orders with this peak or more are of no use, even if better than the known one.
+        """
         self.flow = flow
         self.order = tuple(order)
         self.peak_bytes = flow.peak_bytes(order)
+        if ceiling_bytes is not None:
+            self.peak_bytes = min(self.peak_bytes, ceiling_bytes)
         self.bound_bytes = min(bound_bytes, self.peak_bytes)
         self.expanded = 0
         self._rules = rules
         self._memory = most_memory_bytes
         self._spaces: dict[bool, Space] = {}
-        self._compiling = 0.0
         self._budget = FIRST_BUDGET
         directions = [each for each, use in ((False, rules.forward), (True, rules.backward)) if use]
         self._turns = [
@@ -82,13 +94,15 @@ class Alternation:
 
     def _take_turn(self, turn: tuple[bool, bool], deadline: float) -> None:
         backward, probe = turn
-        if backward not in self._spaces and time.monotonic() + 2 * self._compiling > deadline:
+        try:
+            space = self._space(backward, deadline)
+        except DeadlinePassedError:
             return
         search = self._searches.get(turn)
         if search is None or (probe and search.ceiling_bytes != self.peak_bytes):
             start = self.peak_bytes - 1 if probe else self.bound_bytes
             memory = self._memory // len(self._turns)
-            search = Search(self._space(backward), self._rules, start, self.peak_bytes, memory)
+            search = Search(space, self._rules, start, self.peak_bytes, memory)
             self._searches[turn] = search
         search.ceiling_bytes = self.peak_bytes
         if not probe:
@@ -112,9 +126,8 @@ class Alternation:
             self._turns.remove(turn)
             del self._searches[turn]
 
-    def _space(self, backward: bool) -> Space:
+    def _space(self, backward: bool, deadline: float) -> Space:
         if backward not in self._spaces:
-            start = time.monotonic()
-            self._spaces[backward] = Space(self.flow, backward=backward, lazy=self._rules.lazy)
-            self._compiling = time.monotonic() - start
+            lazy = self._rules.lazy
+            self._spaces[backward] = Space(self.flow, backward=backward, lazy=lazy, deadline=deadline)
         return self._spaces[backward]

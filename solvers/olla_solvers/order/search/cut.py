@@ -31,6 +31,16 @@ class DeadlinePassedError(Exception):
     """Raised inside a computation whose time is over; never leaves this package."""
 
 
+def check_time(deadline: float) -> None:
+    """Look at the clock.
+
+    Raises:
+        DeadlinePassedError: when ``time.monotonic()`` is past the deadline.
+    """
+    if time.monotonic() > deadline:
+        raise DeadlinePassedError
+
+
 class Network:
     """A directed graph with capacities, and the maximum flow from node 0 to node 1."""
 
@@ -62,6 +72,7 @@ class Network:
         """
         flow = 0
         while True:
+            check_time(self._deadline)
             levels = self._levels()
             if levels[SINK] < 0:
                 return flow
@@ -104,8 +115,8 @@ class Network:
         path: list[int] = []
         while True:
             self._steps += 1
-            if self._steps % CHECK_EVERY == 0 and time.monotonic() > self._deadline:
-                raise DeadlinePassedError
+            if self._steps % CHECK_EVERY == 0:
+                check_time(self._deadline)
             if node == SINK:
                 pushed = min(room[edge] for edge in path)
                 total += pushed

@@ -16,10 +16,9 @@ from __future__ import annotations
 import enum
 import heapq
 import itertools
-import time
 from collections.abc import Iterator
 
-from olla_solvers.order.search.cut import DeadlinePassedError
+from olla_solvers.order.search.cut import DeadlinePassedError, check_time
 from olla_solvers.order.search.rules import SearchRules
 from olla_solvers.order.search.space import Moves, Space
 from olla_solvers.problem import Bytes, OperatorIndex
@@ -159,7 +158,7 @@ class Search:
 
     def _expand(self, state: _State) -> None:
         """Make every move from a state that is within B and was not when the state was last expanded."""
-        self._check_time()
+        check_time(self._deadline)
         self.expanded += 1
         try:
             self._follow_moves(state)
@@ -179,6 +178,7 @@ class Search:
                 if cost > self.peak_bytes:
                     refused = cost if refused is None else min(refused, cost)
                 elif cost > state.seen_peak:
+                    check_time(self._deadline)
                     child = self._child(state, moves, operator)
                     if child is not None:
                         found.append(child)
@@ -229,7 +229,7 @@ class Search:
     def _close(self, done: int, live: Bytes, moves: Moves, steps: list[OperatorIndex]) -> tuple[int, Bytes]:
         """Rule ``closure``: make moves that fit and leave no more alive, until there is none."""
         while True:
-            self._check_time()
+            check_time(self._deadline)
             room = self.peak_bytes - live
             chosen = next((v for v, (beyond, added) in moves.items() if added <= 0 and beyond <= room), None)
             if chosen is None:
@@ -313,10 +313,6 @@ class Search:
         """All operators are done: read the order off the way here."""
         order = tuple(step for each in reversed([*_way(state, None)]) for step in each.steps) + steps
         self.order = order[::-1] if self._space.backward else order
-
-    def _check_time(self) -> None:
-        if time.monotonic() > self._deadline:
-            raise DeadlinePassedError
 
 
 def _way(state: _State, end: _State | None) -> Iterator[_State]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from olla_solvers.order.flow import FlowGraph
-from olla_solvers.order.search.cut import bits_of, smallest_state
+from olla_solvers.order.search.cut import bits_of, check_time, smallest_state
 from olla_solvers.problem import Bytes, OperatorIndex
 
 Moves: TypeAlias = dict[OperatorIndex, tuple[Bytes, Bytes]]
@@ -53,14 +53,28 @@ class Space:
         everything: the last state.
     """
 
-    def __init__(self, flow: FlowGraph, *, backward: bool = False, lazy: bool = True) -> None:
-        """Compile a graph for searching."""
+    def __init__(
+        self,
+        flow: FlowGraph,
+        *,
+        backward: bool = False,
+        lazy: bool = True,
+        deadline: float = float("inf"),
+    ) -> None:
+        """Compile a graph for searching.
+
+        Raises:
+            DeadlinePassedError: when the deadline passes.
+        """
         self.flow = flow
         self.backward = backward
         self.everything = (1 << flow.count) - 1
         self._before = flow.descendants if backward else flow.ancestors
         self._next = flow.predecessors if backward else flow.successors
-        self._effects = [self._effect(operator) for operator in range(flow.count)]
+        self._effects: list[_Effect] = []
+        for operator in range(flow.count):
+            check_time(deadline)
+            self._effects.append(self._effect(operator))
         self._lazy = sum(1 << each for each in range(flow.count) if lazy and self._is_lazy(each))
         self._needs = [bits & ~self._lazy for bits in self._before]
         self._brings = [bits & self._lazy for bits in self._before]
@@ -190,10 +204,11 @@ class Space:
             for bits, _ in effect.lowered_by:
                 for each in bits_of(bits):
                     by_effect[each] |= 1 << operator
-        bring = [0] * self.flow.count
-        for operator in bits_of(self.everything & ~self._lazy):
-            for lazy in bits_of(self._brings[operator]):
-                bring[lazy] |= 1 << operator
+        after = self.flow.ancestors if self.backward else self.flow.descendants
+        # The moves that a lazy operator may come with are those behind it.
+        bring = [
+            bits & ~self._lazy if self._lazy >> operator & 1 else 0 for operator, bits in enumerate(after)
+        ]
         touches = []
         for operator, moves in enumerate(by_effect):
             touched = moves | bring[operator]

@@ -6,7 +6,22 @@ portfolio of orders. :class:`~olla_solvers.place.search.rules.SearchRules` state
 
 from __future__ import annotations
 
-from olla_solvers.place.search.driver import SearchResult, SearchStatus, is_available, search
+from olla_solvers.place.search.driver import (
+    INSTALL,
+    SearchResult,
+    SearchStatus,
+    compilation_seconds,
+    is_available,
+    search,
+)
 from olla_solvers.place.search.rules import SearchRules
 
-__all__ = ["SearchResult", "SearchRules", "SearchStatus", "is_available", "search"]
+__all__ = [
+    "INSTALL",
+    "SearchResult",
+    "SearchRules",
+    "SearchStatus",
+    "compilation_seconds",
+    "is_available",
+    "search",
+]

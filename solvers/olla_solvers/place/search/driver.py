@@ -1,29 +1,39 @@
-"""Runs the compiled search: attempt after attempt, looking at the clock in between.
+"""Runs the compiled search: order after order, looking at the clock in between.
 
 numba compiles the search when it first runs, once in some ten seconds, and finds it in its cache on disk in
-every later process. It is loaded then, and not before.
+every later process. It is loaded then, and not before; the compilation counts towards no time limit.
 """
 
 from __future__ import annotations
 
 import enum
 import importlib.util
+import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from olla_solvers.errors import SolverUnavailableError
-from olla_solvers.place.search import layout
-from olla_solvers.place.search.instance import Prepared, prepare
-from olla_solvers.place.search.portfolio import Attempt, attempts
+from olla_solvers.place.search.instance import Ints, Prepared, prepare
+from olla_solvers.place.search.portfolio import attempts
 from olla_solvers.place.search.rules import SearchRules
 from olla_solvers.plan import Span
 from olla_solvers.problem import Bytes, Offset
 
-SLICE = 5_000_000
-"""Steps of work between two looks at the clock, about 10 ms."""
+if TYPE_CHECKING:
+    from olla_solvers.place.search.lane import Limits
+
+_LOGGER = logging.getLogger(__name__)
+
+INSTALL = "pip install 'olla-fx[search]'"
+"""What installs numba."""
+
+_LONG_COMPILATION = 2.0
+"""Seconds of loading from which on it is worth a word."""
 
 
 class SearchStatus(enum.StrEnum):
@@ -42,9 +52,10 @@ class SearchResult:
         status: how it ended; ``INFEASIBLE`` is a proof.
         offsets: one for each span, or None where none was found.
         nodes: placements tried.
-        attempts: orders tried.
+        attempts: turns that orders had.
         order: the one that ended the search.
-        seconds: wall-clock time.
+        seconds: wall-clock time, without compilation.
+        work: steps of work, about half a billion in a second.
     """
 
     status: SearchStatus
@@ -53,11 +64,34 @@ class SearchResult:
     attempts: int
     order: str
     seconds: float
+    work: int
 
 
 def is_available() -> bool:
     """Whether numba, which compiles the search, is installed."""
     return importlib.util.find_spec("numba") is not None
+
+
+@cache
+def compilation_seconds() -> float:
+    """Make the compiled search ready, and tell how long that took: some ten seconds, or 0.2 from the cache.
+
+    Raises:
+        SolverUnavailableError: when numba is not installed.
+    """
+    if not is_available():
+        raise SolverUnavailableError(
+            f"the exact search of placements needs numba; install it with: {INSTALL}"
+        )
+    start = time.monotonic()
+    from olla_solvers.place.search.lane import Limits
+
+    rules = SearchRules()
+    _run(prepare((Span("a", 0, 2, 1), Span("b", 1, 3, 1)), 2, rules), rules, Limits(), 0)
+    seconds = time.monotonic() - start
+    if seconds > _LONG_COMPILATION:
+        _LOGGER.warning("compiled the placement search in %.0f s; it is kept for later processes", seconds)
+    return seconds
 
 
 def search(
@@ -66,6 +100,7 @@ def search(
     *,
     time_limit: float | None = None,
     node_limit: int | None = None,
+    work_limit: int | None = None,
     rules: SearchRules | None = None,
     seed: int = 0,
 ) -> SearchResult:
@@ -78,6 +113,7 @@ def search(
         capacity_bytes: room for all.
         time_limit: seconds; None for no limit.
         node_limit: most placements to try; None for no limit.
+        work_limit: most steps of work, see :class:`SearchResult`; None for no limit.
         rules: which pruning rules to use; None for all.
         seed: of the random orders.
 
@@ -87,132 +123,53 @@ def search(
     Raises:
         SolverUnavailableError: when numba is not installed.
     """
-    if not is_available():
-        raise SolverUnavailableError("the exact search needs numba; install it with: pip install numba")
+    compilation_seconds()
     start = time.monotonic()
     rules = SearchRules() if rules is None else rules
     prepared = prepare(spans, capacity_bytes, rules)
-    nodes, tried = 0, 0
-
-    def result(status: SearchStatus, offsets: tuple[Offset, ...] | None, name: str) -> SearchResult:
-        return SearchResult(status, offsets, nodes, tried, name, time.monotonic() - start)
-
     if prepared.contradictory:
-        return result(SearchStatus.INFEASIBLE, None, "given offsets")
+        return SearchResult(SearchStatus.INFEASIBLE, None, 0, 0, "given offsets", 0.0, 0)
     if len(prepared.size) == 0:
-        return result(SearchStatus.FOUND, _offsets(spans, prepared, prepared.low), "no choice")
-    run = _Run(prepared, rules)
+        offsets = _offsets(spans, prepared, prepared.low)
+        return SearchResult(SearchStatus.FOUND, offsets, 0, 0, "no choice", 0.0, 0)
+    from olla_solvers.place.search.lane import Limits
+
     deadline = None if time_limit is None else start + time_limit
-    for attempt in attempts(prepared, run.state.blame, run.state.section_blame, seed):
-        budget = attempt.nodes if node_limit is None else min(attempt.nodes, node_limit - nodes)
-        outcome = run.attempt(attempt, budget, deadline)
-        nodes += run.nodes
-        tried += 1
+    result, low = _run(prepared, rules, Limits(deadline, node_limit, work_limit), seed)
+    found = None if low is None else _offsets(spans, prepared, low)
+    return replace(result, offsets=found, seconds=time.monotonic() - start)
+
+
+def _run(
+    prepared: Prepared, rules: SearchRules, limits: Limits, seed: int
+) -> tuple[SearchResult, Ints | None]:
+    """Give the orders their turns; the result without offsets, and these in units."""
+    from olla_solvers.place.search import layout
+    from olla_solvers.place.search.lane import Lane
+
+    blame = np.zeros(len(prepared.size), dtype=np.int64)
+    section_blame = np.zeros(prepared.sections + 2, dtype=np.int64)
+    lanes: dict[int | None, Lane] = {}
+    turns = 0
+    for attempt in attempts(prepared, blame, section_blame, seed):
+        if attempt.lane not in lanes:
+            lanes[attempt.lane] = Lane(prepared, rules, blame, section_blame)
+        lane = lanes[attempt.lane]
+        others = [each for each in lanes.values() if each is not lane]
+        spent = sum(each.nodes for each in others), sum(each.work for each in others)
+        outcome = lane.proceed(attempt, limits, spent)
+        turns += 1
+        nodes, work = lane.nodes + spent[0], lane.work + spent[1]
         if outcome == layout.FOUND:
-            return result(SearchStatus.FOUND, _offsets(spans, prepared, run.state.low), attempt.name)
+            return SearchResult(SearchStatus.FOUND, None, nodes, turns, attempt.name, 0.0, work), lane.low
         if outcome == layout.EXHAUSTED:
-            return result(SearchStatus.INFEASIBLE, None, attempt.name)
-        late = deadline is not None and time.monotonic() >= deadline
-        if late or (node_limit is not None and nodes >= node_limit):
+            return SearchResult(SearchStatus.INFEASIBLE, None, nodes, turns, attempt.name, 0.0, work), None
+        if limits.are_met(nodes, work):
             break
-    return result(SearchStatus.TIME_LIMIT, None, "none")
+    return SearchResult(SearchStatus.TIME_LIMIT, None, nodes, turns, "none", 0.0, work), None
 
 
-class _Run:
-    """The compiled search with its memory, which attempts share."""
-
-    def __init__(self, prepared: Prepared, rules: SearchRules) -> None:
-        from olla_solvers.place.search import kernel
-
-        self._kernel = kernel
-        self._prepared = prepared
-        self._switches = rules.switches()
-        self.state = _state(len(prepared.size), prepared.sections)
-
-    @property
-    def nodes(self) -> int:
-        """Placements that the last attempt tried."""
-        return int(self.state.register[layout.NODES])
-
-    def attempt(self, attempt: Attempt, nodes: int, deadline: float | None) -> int:
-        """Try one order; returns the kernel's outcome, ``PAUSED`` when a limit was met."""
-        prepared, state = self._prepared, self.state
-        instance = _instance(prepared, attempt)
-        state.low[:] = prepared.low
-        state.rank[:] = attempt.rank
-        state.placed[:] = 0
-        state.rerank[0] = attempt.rerank
-        order = np.lexsort([attempt.rank, prepared.low])
-        outcome = int(self._kernel.begin(instance, self._switches, state, order))
-        while outcome in (layout.PAUSED, layout.NEEDS_ROOM):
-            if outcome == layout.NEEDS_ROOM:
-                self._grow()
-            elif self.nodes >= nodes or (deadline is not None and time.monotonic() >= deadline):
-                return layout.PAUSED
-            work = int(self.state.register[layout.WORK]) + SLICE
-            outcome = int(self._kernel.run(instance, self._switches, self.state, nodes, work))
-        return outcome
-
-    def _grow(self) -> None:
-        """Double the stacks."""
-        state = self.state
-        self.state = state._replace(
-            lists=np.concatenate([state.lists, np.empty_like(state.lists)]),
-            trail=np.concatenate([state.trail, np.empty_like(state.trail)]),
-        )
-
-
-def _state(arrays: int, sections: int) -> layout.State:
-    """Memory for a search; the stacks grow on demand."""
-
-    def ints(*shape: int) -> layout.Ints:
-        return np.zeros(shape, dtype=np.int64)
-
-    return layout.State(
-        low=ints(arrays),
-        rank=ints(arrays),
-        placed=ints(arrays),
-        node=ints(2 * arrays + 2, layout.NODE_COLUMNS),
-        lists=ints(16 * arrays + 64),
-        trail=ints(8 * arrays + 64, 3),
-        register=ints(6),
-        total=ints(sections + 2),
-        crossing=ints(sections + 2),
-        floor=ints(sections + 2),
-        following=ints(sections + 2),
-        bottom=ints(arrays),
-        remaining=ints(arrays),
-        changed=ints(arrays),
-        key=ints(arrays),
-        blame=ints(arrays),
-        section_blame=ints(sections + 2),
-        rerank=ints(1),
-    )
-
-
-def _instance(prepared: Prepared, attempt: Attempt) -> layout.Instance:
-    """The kernel's view, with twins chained by rank."""
-    order = np.lexsort([attempt.rank, prepared.twin_class])
-    same = prepared.twin_class[order][1:] == prepared.twin_class[order][:-1]
-    twin = np.full(len(order), -1, dtype=np.int64)
-    twin[order[1:][same]] = order[:-1][same]
-    return layout.Instance(
-        first=prepared.first,
-        last=prepared.last,
-        size=prepared.size,
-        alignment=prepared.alignment,
-        twin=twin,
-        gap=prepared.gap,
-        gap_low=prepared.gap_low,
-        gap_high=prepared.gap_high,
-        block=prepared.block,
-        block_low=prepared.block_low,
-        block_high=prepared.block_high,
-        capacity=prepared.capacity,
-    )
-
-
-def _offsets(spans: Sequence[Span], prepared: Prepared, low: layout.Ints) -> tuple[Offset, ...]:
+def _offsets(spans: Sequence[Span], prepared: Prepared, low: Ints) -> tuple[Offset, ...]:
     """Offsets in bytes, for all spans."""
     offsets = [0 if span.offset is None else span.offset for span in spans]
     for index, units in zip(prepared.spans, low, strict=True):

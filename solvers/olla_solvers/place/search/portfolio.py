@@ -1,7 +1,9 @@
 """Orders of trial for the search: a few known good ones, then random ones without end.
 
-Which array is tried first decides more than any pruning rule, and no one order is good for all instances, so
-the search runs many orders with growing budgets of nodes. The random ones weigh lifetimes against sizes.
+Which array is tried first decides more than any pruning rule, and no one order is good for all instances. So
+the search keeps the known good orders going side by side, each from where it was left, and between their
+turns tries random ones, which weigh lifetimes against sizes and heed what earlier attempts failed on. The
+budgets grow geometrically, in nodes, so that a run can be repeated.
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ from olla_solvers.place.search.instance import Ints, Prepared
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
-RANDOM_ORDERS = 12
+RANDOM_ORDERS = 8
 """Random orders in a round."""
 
-FIRST_BUDGET = 2.0
-"""Nodes for each array in the first round's attempts."""
+FIRST_BUDGET = 4.0
+"""Nodes for each array that a lasting order may have tried at the end of the first round."""
 
-BUDGET_GROWTH = 1.5
+RANDOM_SHARE = 0.25
+"""Nodes of a random order's only attempt, as a share of the lasting orders' budget."""
+
+BUDGET_GROWTH = 2.0
 """Factor on the budget from round to round."""
 
 LARGEST_NOISE = 0.5
@@ -31,8 +36,8 @@ LARGEST_NOISE = 0.5
 LARGEST_BLAME = 2.0
 """Most weight of blame in a random order's scores, in their standard deviations."""
 
-KEEP, BY_TOTAL, BY_TOP = 0, 1, 2
-"""What to do with ranks at a split: keep them, or put arrays in the fullest or highest section first."""
+KEEP, BY_TOTAL = 0, 1
+"""What to do with ranks at a split: keep them, or put arrays in the fullest section first."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,14 @@ class Attempt:
     """One order of trial and how long to try it.
 
     Attributes:
+        lane: number of a lasting order, which goes on from where it was left; None for a fresh start.
         rank: for each array its place in the order.
-        rerank: ``KEEP``, ``BY_TOTAL`` or ``BY_TOP``.
-        nodes: budget.
+        rerank: ``KEEP`` or ``BY_TOTAL``.
+        nodes: placements that it may have tried, from its beginning, when it is left.
         name: for reports.
     """
 
+    lane: int | None
     rank: Ints
     rerank: int
     nodes: int
@@ -63,14 +70,14 @@ def attempts(prepared: Prepared, blame: Ints, section_blame: Ints, seed: int) ->
     """
     features = _Features(prepared)
     random = np.random.default_rng(seed)
+    lasting = [(name, _ranks(keys), rerank) for name, keys, rerank in features.lasting_orders()]
     budget = FIRST_BUDGET * len(prepared.size)
     while True:
-        nodes = int(budget)
-        for name, keys, rerank in features.fixed_orders():
-            yield Attempt(_ranks(keys), rerank, nodes, name)
+        for lane, (name, rank, rerank) in enumerate(lasting):
+            yield Attempt(lane, rank, rerank, int(budget), name)
         for _ in range(RANDOM_ORDERS):
             name, keys, rerank = features.random_order(random, blame, section_blame)
-            yield Attempt(_ranks(keys), rerank, nodes, name)
+            yield Attempt(None, _ranks(keys), rerank, int(budget * RANDOM_SHARE), name)
         budget *= BUDGET_GROWTH
 
 
@@ -85,13 +92,15 @@ class _Features:
         self._total = _fullest_section(prepared)
         self._class = prepared.twin_class
 
-    def fixed_orders(self) -> tuple[tuple[str, list[Ints], int], ...]:
+    def lasting_orders(self) -> tuple[tuple[str, list[Ints], int], ...]:
         """Orders without chance: name, descending keys, what to do at splits."""
         area = self._lifetime * self._size
         return (
-            ("lifetime, area, total", [self._lifetime, area, self._total], KEEP),
             ("lifetime, area", [self._lifetime, area], BY_TOTAL),
             ("sections, area", [self._sections, area], BY_TOTAL),
+            ("area in sections", [self._sections * self._size], BY_TOTAL),
+            ("area, lifetime", [area, self._lifetime], BY_TOTAL),
+            ("lifetime, area, total", [self._lifetime, area, self._total], KEEP),
         )
 
     def random_order(

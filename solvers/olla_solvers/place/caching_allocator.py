@@ -13,7 +13,11 @@ moment when MR reaches its peak.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from olla_solvers.plan import Span
+from olla_solvers.problem import Offset
 
 MIB = 2**20
 ROUNDING_BYTES = 512
@@ -189,3 +193,35 @@ def _merge(block: _Block, neighbour: _Block) -> None:
         block.after = neighbour.after
         if block.after is not None:
             block.after.before = block
+
+
+def replay(spans: Sequence[Span]) -> tuple[Offset, ...]:
+    """Where the allocator would put spans that are requested and freed in the sequence of time.
+
+    It knows no given offsets and no alignment above 512 B. Spans with a given offset stay there, and its
+    segments begin above them; a span with a larger alignment asks for so much more that an aligned offset
+    lies within its block.
+
+    Args:
+        spans: rectangles; deaths come before births at equal times, births in the given sequence.
+
+    Returns:
+        An offset for each span.
+    """
+    tops = (each.offset + each.size_bytes for each in spans if each.offset is not None)
+    coarsest = max((each.alignment for each in spans), default=1)
+    base = round_up(round_up(max(tops, default=0), ROUNDING_BYTES), coarsest)
+    model = CachingAllocatorModel()
+    offsets = [each.offset or 0 for each in spans]
+    free = [index for index, each in enumerate(spans) if each.offset is None]
+    births = [(spans[index].lower, 1, index) for index in free]
+    deaths = [(spans[index].upper, 0, index) for index in free]
+    for _, is_birth, index in sorted(births + deaths):
+        if not is_birth:
+            model.free(index)
+            continue
+        span = spans[index]
+        padding = 0 if ROUNDING_BYTES % span.alignment == 0 else span.alignment - 1
+        address = model.allocate(index, span.size_bytes + padding if span.size_bytes else 0)
+        offsets[index] = round_up(base + address, span.alignment)
+    return tuple(offsets)

@@ -1,0 +1,129 @@
+"""Which bytes of which storage a node's value covers, and whether two nodes cover a common one.
+
+``gates.chunk(3, 1)`` gives three views of one storage that share no element, so that the first may be
+overwritten while the others are still to be read. Two views are known to be disjoint when, after taking
+away the dimensions that step over a common row length, they lie in different columns of that row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from olla_fx.dataflow import is_free
+from olla_fx.torch_compat import storage_key
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The elements that a strided tensor covers, in bytes.
+
+    Attributes:
+        storage: the same number for all regions of one storage.
+        offset_bytes: where the first element lies.
+        extents: size and stride in bytes of every dimension with more than one element, and of the
+            bytes of one element.
+    """
+
+    storage: int
+    offset_bytes: int
+    extents: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Region:
+        """The region of a tensor that is not empty."""
+        item = tensor.element_size()
+        pairs = zip(tensor.shape, tensor.stride(), strict=True)
+        extents = tuple((size, stride * item) for size, stride in pairs if size != 1)
+        return cls(storage_key(tensor), int(tensor.storage_offset()) * item, ((item, 1), *extents))
+
+    def columns(self, row_bytes: int) -> tuple[int, int] | None:
+        """First and last column, exclusive, within rows of a length; None when it spills over a row's end."""
+        width = 1 + sum((size - 1) * stride for size, stride in self.extents if stride % row_bytes)
+        start = self.offset_bytes % row_bytes
+        return (start, start + width) if start + width <= row_bytes else None
+
+    def overlaps(self, other: Region) -> bool:
+        """Whether the two may have a byte in common; False only when they surely have none."""
+        if self.storage != other.storage:
+            return False
+        everything = 1 + max(
+            each.offset_bytes + sum((size - 1) * stride for size, stride in each.extents)
+            for each in (self, other)
+        )
+        rows = {stride for each in (self, other) for _, stride in each.extents if stride > 1}
+        for row_bytes in (everything, *sorted(rows)):
+            mine, theirs = self.columns(row_bytes), other.columns(row_bytes)
+            if mine and theirs and (mine[1] <= theirs[0] or theirs[1] <= mine[0]):
+                return False
+        return True
+
+
+def has_known_elements(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether a node's value is a tensor of fixed size that is not empty."""
+    return isinstance(value, torch.Tensor) and type(value.numel()) is int and value.numel() > 0
+
+
+class Regions:
+    """The regions of a graph's nodes, and who reads them, kept up while results move into others' places."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        """Read them off the fake values of a propagated graph."""
+        self._moved: dict[int, tuple[int, int]] = {}
+        self._nodes: dict[int, list[fx.Node]] = {}
+        self._kept: set[int] = set()
+        self.position: dict[fx.Node, int] = {}
+        for index, node in enumerate(graph.nodes):
+            self.position[node] = index
+            for storage in {region.storage for region in self.of(node)}:
+                self._nodes.setdefault(storage, []).append(node)
+                if node.op in ("placeholder", "get_attr"):
+                    self._kept.add(storage)
+        for node in graph.output_node().all_input_nodes:
+            self._kept.update(region.storage for region in self.of(node))
+
+    def of(self, node: fx.Node) -> list[Region]:
+        """The regions of a node's tensors, each in its present storage.
+
+        Empty ones have none, nor those of unknown size, which the dataflow refuses.
+        """
+        leaves = pytree.tree_leaves(node.meta.get("val"))
+        return [self._present(Region.of(leaf)) for leaf in leaves if has_known_elements(leaf)]
+
+    def _present(self, region: Region) -> Region:
+        storage, offset_bytes = region.storage, region.offset_bytes
+        while storage in self._moved:
+            storage, shift_bytes = self._moved[storage]
+            offset_bytes += shift_bytes
+        return Region(storage, offset_bytes, region.extents)
+
+    def is_kept(self, node: fx.Node) -> bool:
+        """Whether a node lies in a storage of the caller's, or in one that is returned."""
+        return any(region.storage in self._kept for region in self.of(node))
+
+    def readers(self, region: Region) -> set[fx.Node]:
+        """The operators that read or write a byte of a region, through any view of it."""
+        return {
+            user
+            for node in self._nodes.get(region.storage, ())
+            if any(each.overlaps(region) for each in self.of(node))
+            for user in node.users
+            if not is_free(user)
+        }
+
+    def move(self, node: fx.Node, target: fx.Node) -> None:
+        """Note that a node's result now lies where ``target`` lies: each is one tensor, of equal strides."""
+        (source,), (place,) = self.of(node), self.of(target)
+        self._moved[source.storage] = place.storage, place.offset_bytes - source.offset_bytes
+        self._nodes.setdefault(place.storage, []).extend(self._nodes.pop(source.storage))
+
+    def add(self, node: fx.Node, value: torch.Tensor, position: int) -> None:
+        """Note a node with a value that others, its views, may share already."""
+        node.meta["val"] = value
+        self.position[node] = position
+        for region in self.of(node):
+            self._nodes.setdefault(region.storage, []).append(node)

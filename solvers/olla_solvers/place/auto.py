@@ -1,0 +1,106 @@
+"""The default method: heuristics, then the exact search, then the integer program, until a proof.
+
+Each stage begins only while the height is above what is proven: skylines first, which need nothing compiled
+and reach the bound on most training steps; the exact search aimed at the bound; on very large instances, and
+where the search ends open, windows of time searched one by one; the integer program where it is small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from olla_solvers.place.aim import Aimed, Effort, Task, close_gap, when_compiled
+from olla_solvers.place.found import Found
+from olla_solvers.place.heuristics import best_of_heuristics
+from olla_solvers.place.program import may_help, solve_with, solve_with_any
+from olla_solvers.place.search import INSTALL, is_available
+from olla_solvers.place.windows import improve_in_windows, is_very_large
+from olla_solvers.plan import SolverReport
+from olla_solvers.problem import Bytes
+
+FIRST_PASSES = 4
+"""Heuristic passes before the search, which is faster than the others where they would be needed."""
+
+SEARCH_SHARE = 0.8
+"""Of the effort, for the search of the whole; the rest is for windows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A placement, what is proven, and by what.
+
+    Attributes:
+        found: the lowest placement.
+        bound_bytes: no placement is lower.
+        proved_by: what proved that, if it meets the height.
+        report: of the integer program.
+    """
+
+    found: Found
+    bound_bytes: Bytes
+    proved_by: str | None
+    report: SolverReport
+
+
+def place_auto(task: Task) -> Result:
+    """Place spans by all means, in turn.
+
+    Args:
+        task: what to place; a named solver's integer program runs before the search.
+
+    Returns:
+        The best placement.
+
+    Raises:
+        SolverUnavailableError: when the named solver's licence does not take the program.
+    """
+    spans, bound, goal, effort = task.spans, task.bound_bytes, task.goal_bytes, task.effort
+    named = task.solver not in ("auto", "none")
+    found = best_of_heuristics(spans, goal, last=99 if named or not is_available() else FIRST_PASSES)
+    result = Result(found, bound, "live bytes" if found.height_bytes == bound else None, SolverReport("none"))
+    if named:
+        # The named solver is a referee: it gets no better start than the heuristics, and half of the time.
+        result = _with_program(task, result, effort.part(0.5) if found.height_bytes > goal else effort)
+    if result.found.height_bytes > max(goal, result.bound_bytes):
+        result = _with_search(task, result)
+    is_open = result.found.height_bytes > max(goal, result.bound_bytes)
+    if task.solver == "auto" and is_open and may_help(spans):
+        result = _with_program(task, result, effort)
+    return result
+
+
+def _with_search(task: Task, result: Result) -> Result:
+    """Lower a placement by searching; without numba, say what is missing."""
+    if not is_available():
+        note = f"{result.found.method} (no exact search: numba is missing, {INSTALL})"
+        return replace(result, found=replace(result.found, method=note))
+    spans, goal, effort = task.spans, task.goal_bytes, when_compiled(task.effort)
+    task = replace(task, bound_bytes=result.bound_bytes)
+    aimed = Aimed(result.found, result.bound_bytes, False)
+    if not is_very_large(spans):
+        aimed = close_gap(task, result.found, effort.part(SEARCH_SHARE))
+        effort = Effort(
+            effort.deadline, None if effort.work is None else int((1 - SEARCH_SHARE) * effort.work)
+        )
+    if not aimed.has_ended:
+        better = best_of_heuristics(spans, goal, best=aimed.found, first=FIRST_PASSES)
+        better = improve_in_windows(replace(task, bound_bytes=aimed.bound_bytes), better, effort)
+        aimed = replace(aimed, found=better)
+    proved_by = result.proved_by
+    if aimed.found.height_bytes == aimed.bound_bytes:
+        proved_by = "live bytes" if aimed.bound_bytes == result.bound_bytes else "search"
+    return replace(result, found=aimed.found, bound_bytes=aimed.bound_bytes, proved_by=proved_by)
+
+
+def _with_program(task: Task, result: Result, effort: Effort) -> Result:
+    """Let the integer program lower or prove a placement."""
+    spans, known, bound = task.spans, result.found, result.bound_bytes
+    if task.solver == "auto":
+        found, report = solve_with_any(spans, known, bound, effort.deadline)
+    else:
+        found, report = solve_with(spans, known, bound, task.solver, effort.deadline)
+    proven = max(bound, report.bound_bytes or 0)
+    proved_by = result.proved_by
+    if found.height_bytes == proven and proved_by is None:
+        proved_by = "live bytes" if proven == task.bound_bytes else f"mip:{report.solver}"
+    return Result(found, proven, proved_by, report)

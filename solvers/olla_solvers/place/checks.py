@@ -1,0 +1,44 @@
+"""What is asked of spans before they are placed, and what their offsets must fulfil."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from olla_solvers.errors import ProblemError
+from olla_solvers.plan import Span
+
+
+def check(spans: Sequence[Span]) -> None:
+    """Refuse spans that cannot be placed.
+
+    Args:
+        spans: rectangles.
+
+    Raises:
+        ProblemError: on a name that occurs twice, a span that is empty in time or has a negative size, and an
+            offset that is negative or breaks its alignment.
+    """
+    names: set[str] = set()
+    for span in spans:
+        if span.name in names:
+            raise ProblemError(f"span {span.name!r} occurs twice")
+        names.add(span.name)
+        fault = fault_of(span)
+        if fault is not None:
+            raise ProblemError(f"span {span.name!r} {fault}")
+
+
+def fault_of(span: Span) -> str | None:
+    """What is wrong with one span, in words that follow its name; None where nothing is."""
+    if span.upper <= span.lower:
+        return f"has an empty lifetime [{span.lower}, {span.upper})"
+    if span.size_bytes < 0:
+        return f"has a negative size ({span.size_bytes} B)"
+    if span.alignment < 1:
+        return f"has alignment {span.alignment}, below 1"
+    if span.offset is not None and (span.offset < 0 or span.offset % span.alignment):
+        return (
+            f"is given offset {span.offset}, which must be a multiple of its alignment {span.alignment} "
+            "and not negative"
+        )
+    return None

@@ -1,0 +1,153 @@
+"""Why spans cannot fit within a capacity: a smallest set of them that cannot fit together.
+
+Spans that are alive at one timestep and have more bytes than the capacity are the plainest reason; of all
+such sets the one with the fewest spans is named. Where no timestep has so many live bytes, but the exact
+search proved that nothing fits, spans are left out, half of them first and single ones last, as long as the
+search can prove that those that stay do not fit. What is left is minimal: without any one of them the others
+fit, where each such search came to an end.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+
+from olla_solvers.errors import InfeasibleError
+from olla_solvers.place.aim import Effort
+from olla_solvers.place.search import SearchStatus, search
+from olla_solvers.plan import Span
+from olla_solvers.problem import Bytes
+
+NODES_FOR_EACH = 200
+"""Nodes that one search of fewer spans may try, for each of them."""
+
+
+class CannotFitError(InfeasibleError):
+    """Proven: some spans do not fit within a capacity together.
+
+    Attributes:
+        names: of these spans.
+        is_minimal: whether without any one of them the others are known to fit.
+    """
+
+    def __init__(self, message: str, names: Sequence[str], *, is_minimal: bool) -> None:
+        """Say what cannot fit."""
+        super().__init__(message)
+        self.names = tuple(names)
+        self.is_minimal = is_minimal
+
+
+def refuse_impossible(spans: Sequence[Span], capacity: Bytes) -> None:
+    """Refuse a capacity that a given offset or the live bytes of one timestep exceed.
+
+    Raises:
+        CannotFitError: naming the spans.
+    """
+    for span in spans:
+        if span.offset is not None and span.offset + span.size_bytes > capacity:
+            raise CannotFitError(
+                f"{span.name!r} is given [{span.offset}, {span.offset + span.size_bytes}), which ends above "
+                f"the capacity of {capacity} B",
+                [span.name],
+                is_minimal=True,
+            )
+    clique = fewest_alive_above(spans, capacity)
+    if clique:
+        raise CannotFitError(
+            f"{_names(clique)} cannot fit within {capacity} B: they are alive together at timestep "
+            f"{max(span.lower for span in clique)} and have {sum(span.size_bytes for span in clique)} B",
+            [span.name for span in clique],
+            is_minimal=True,
+        )
+
+
+def refuse_proven(spans: Sequence[Span], capacity: Bytes, effort: Effort) -> None:
+    """Name a small set of spans that do not fit, knowing that all of them do not.
+
+    Raises:
+        CannotFitError: always.
+    """
+    kept, is_minimal = minimal_conflict(spans, capacity, effort)
+    kind = "no smaller part of them is in conflict" if is_minimal else "a smaller set may exist"
+    raise CannotFitError(
+        f"{_names(kept)} cannot fit within {capacity} B together, though no timestep has more live bytes "
+        f"(proven by exact search; {kind})",
+        [span.name for span in kept],
+        is_minimal=is_minimal,
+    )
+
+
+def fewest_alive_above(spans: Sequence[Span], capacity: Bytes) -> list[Span]:
+    """The fewest spans that are alive at one timestep and have more bytes than a capacity.
+
+    Args:
+        spans: rectangles.
+        capacity: bytes.
+
+    Returns:
+        The spans, largest first; none where no timestep has that many live bytes.
+    """
+    events = sorted(
+        [(span.upper, 0, index) for index, span in enumerate(spans)]
+        + [(span.lower, 1, index) for index, span in enumerate(spans)]
+    )
+    alive: list[tuple[int, int]] = []
+    live_bytes = 0
+    best: list[int] = []
+    for _, is_birth, index in events:
+        entry = (-spans[index].size_bytes, index)
+        if not is_birth:
+            alive.remove(entry)
+            live_bytes -= spans[index].size_bytes
+            continue
+        insort(alive, entry)
+        live_bytes += spans[index].size_bytes
+        if live_bytes > capacity:
+            count, total = 0, 0
+            while total <= capacity:
+                total -= alive[count][0]
+                count += 1
+            if not best or count < len(best):
+                best = [number for _, number in alive[:count]]
+    return [spans[number] for number in best]
+
+
+def minimal_conflict(spans: Sequence[Span], capacity: Bytes, effort: Effort) -> tuple[tuple[Span, ...], bool]:
+    """Leave out spans as long as the rest provably does not fit.
+
+    Args:
+        spans: rectangles that do not fit.
+        capacity: bytes.
+        effort: what it may cost.
+
+    Returns:
+        The spans that stay, and whether it is known that the others fit without any one of them.
+    """
+    kept = [span for span in spans if span.size_bytes > 0]
+    part = max(1, len(kept) // 2)
+    while True:
+        is_minimal, position = True, 0
+        while position < len(kept):
+            fewer = kept[:position] + kept[position + part :]
+            status = _status(fewer, capacity, effort)
+            if status is SearchStatus.INFEASIBLE:
+                kept = fewer
+            else:
+                is_minimal = is_minimal and status is SearchStatus.FOUND
+                position += part
+        if part == 1:
+            return tuple(kept), is_minimal
+        part = max(1, part // 2)
+
+
+def _status(spans: Sequence[Span], capacity: Bytes, effort: Effort) -> SearchStatus:
+    if not spans:
+        return SearchStatus.FOUND
+    if effort.seconds() <= 0:
+        return SearchStatus.TIME_LIMIT
+    limit = NODES_FOR_EACH * len(spans)
+    return search(spans, capacity, time_limit=effort.seconds(), node_limit=limit).status
+
+
+def _names(spans: Sequence[Span]) -> str:
+    return ", ".join(repr(span.name) for span in spans)
