@@ -60,7 +60,12 @@ class Pass:
         results = [each.detach() for each in answer]
         read = run.read_by(1)
         inputs = zip(self._captured.inputs, self._values, strict=False)
-        self._versions = [(each, each._version, "output") for each in answer]
+        kept_storages = {torch_compat.storage_key(each) for each in self._kept}
+        self._versions = [
+            (each, each._version, "an output")
+            for each in answer
+            if torch_compat.storage_key(each) in kept_storages
+        ]
         self._versions += [
             (value, value._version, f"{each.role} {each.name}")
             for index, (each, value) in enumerate(inputs)
@@ -78,11 +83,12 @@ class Pass:
         run = self._running()
         for tensor, version, name in self._versions:
             if tensor._version != version:
+                self.drop()
                 raise BackwardError(
                     f"{name} was changed in place after the forward, and backward needs it as it was: "
                     "change a clone, or after backward"
                 )
-        kept = list(self._kept) if again else self._kept
+        kept = _copies(self._kept) if again else self._kept
         fitting = [self._fitting(index, tangent) for index, tangent in enumerate(tangents)]
         try:
             gradients = run.run_phase(1, [*self._values, *fitting, kept], last=not again)
@@ -116,6 +122,18 @@ class Pass:
         if spec is None or spec.fits(tangent):
             return tangent
         return spec.empty(meta_as=tangent.device).copy_(tangent)
+
+
+def _copies(kept: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies of what backward takes over and may overwrite, those in one storage together."""
+    storages = {torch_compat.storage_key(each): each.untyped_storage() for each in kept}
+    copied = {key: storage.clone() for key, storage in storages.items()}  # type: ignore[no-untyped-call]
+    return [
+        each.new_empty(0).set_(
+            copied[torch_compat.storage_key(each)], each.storage_offset(), each.shape, each.stride()
+        )
+        for each in kept
+    ]
 
 
 class PlannedFunction(torch.autograd.Function):

@@ -67,7 +67,7 @@ class StepLookup:
         """The caller's tensors, flat; of the kinds that were planned.
 
         Raises:
-            StepInputError: when an input of a whole training step wants a gradient.
+            StepInputError: when an input is on the meta device, or wants a gradient of a whole training step.
         """
         # Lazy conjugation and negation are carried out: no kernel of a plan looks at their bits.
         tensors = [
@@ -75,10 +75,11 @@ class StepLookup:
             for leaf in pytree.tree_leaves(inputs)
             if isinstance(leaf, torch.Tensor)
         ]
-        if self._captured.mode is Mode.TRAINING:
-            for index, tensor in enumerate(tensors):
-                if tensor.requires_grad:
-                    raise StepInputError(f"input {index} {WANTS_GRADIENT}")
+        for index, tensor in enumerate(tensors):
+            if tensor.is_meta:
+                raise StepInputError(f"input {index} is on the meta device, on which nothing can run")
+            if tensor.requires_grad and self._captured.mode is Mode.TRAINING:
+                raise StepInputError(f"input {index} {WANTS_GRADIENT}")
         return tensors
 
     def outdated(self) -> str | None:
@@ -88,7 +89,7 @@ class StepLookup:
             return "autocast was switched"
         if torch_compat.kernel_settings() != self._captured.kernel_settings:
             return "the number of threads or oneDNN was switched"
-        return self._modules_outdated() or self._tensors_outdated() or self._optimizer_outdated()
+        return self._modules_outdated() or self.tensors_outdated() or self._optimizer_outdated()
 
     def _modules_outdated(self) -> str | None:
         modules = self._request.modules()
@@ -105,7 +106,8 @@ class StepLookup:
         changed = self._captured.python_state.changed()
         return None if changed is None else f"{changed} changed"
 
-    def _tensors_outdated(self) -> str | None:
+    def tensors_outdated(self) -> str | None:
+        """Why the plan no longer fits the model's tensors, whatever its flags; None while it does."""
         for slot, module, spec in self._slots:
             tensor = slot.table(module).get(slot.key)
             if tensor is None or not spec.fits(tensor):

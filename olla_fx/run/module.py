@@ -99,6 +99,8 @@ class PlannedModule(nn.Module):
         self._plans: collections.OrderedDict[Hashable, _Planned] = collections.OrderedDict()
         self.replans = 0
         self.stock_runs = 0
+        if request.mode is Mode.AUTOGRAD and not self._wants_gradient(request.inputs):
+            request = replace(request, mode=Mode.INFERENCE)
         self._current = self._plan_step(self._key(request.inputs, request.mode), request)
 
     def forward(self, *inputs: Any) -> Any:
@@ -134,11 +136,11 @@ class PlannedModule(nn.Module):
         if mode is not Mode.AUTOGRAD:
             _check_training_flag(self._model, mode)
             return mode
-        if not torch.is_grad_enabled():
-            return Mode.INFERENCE
+        return Mode.AUTOGRAD if torch.is_grad_enabled() and self._wants_gradient(inputs) else Mode.INFERENCE
+
+    def _wants_gradient(self, inputs: tuple[Any, ...]) -> bool:
         tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
-        wanted = any(each.requires_grad for each in (*tensors, *self._model.parameters()))
-        return Mode.AUTOGRAD if wanted else Mode.INFERENCE
+        return any(each.requires_grad for each in (*tensors, *self._model.parameters()))
 
     def _key(self, inputs: tuple[Any, ...], mode: Mode) -> Hashable:
         """What tells the plans of this module apart."""
@@ -177,7 +179,15 @@ class PlannedModule(nn.Module):
             logger.info("planning for a new kind of call")
             # Another plan knows which parameters the optimizer is to hold by now.
             self._current.lookup.adopt_parameters()
+            self._drop_outdated()
         return self._plan_step(key, replace(self._request, inputs=inputs, mode=mode))
+
+    def _drop_outdated(self) -> None:
+        """Forget plans for tensors that the model no longer has, after ``.to(dtype)`` for instance."""
+        stale = [key for key, planned in self._plans.items() if planned.lookup.tensors_outdated()]
+        for key in stale:
+            del self._plans[key]
+        self.replans += bool(stale)
 
     def _plan_step(self, key: Hashable, request: StepRequest) -> _Planned:
         step = self._compile(request, self._buffer)

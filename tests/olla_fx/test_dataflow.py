@@ -315,6 +315,6 @@ def test_any_order_of_the_problem_computes_the_same_bits(steps, seed):
     for attempt in range(4):
         order = shuffled(dataflow.problem, seed + attempt)
         named = tuple(dataflow.problem.operators[index].name for index in order)
-        module = emit(dataflow, dataflow.problem, dataclasses.replace(plan, order=named), inputs)
+        (module,) = emit(dataflow, dataflow.problem, dataclasses.replace(plan, order=named), inputs)
         for one, other in zip(expected, run(module), strict=True):
             assert same_bits(one, other)

@@ -2,10 +2,12 @@
 
 import ast
 import re
+from functools import partial
 
 import pytest
 import torch
-from torch import nn, optim
+import torch.nn.functional as F
+from torch import optim
 
 from olla_fx.emit import emit
 from olla_solvers.analysis import lifetimes
@@ -25,7 +27,8 @@ def emitted(request):
     captured = captured_training(make_model(), batches(1)[0], optimizer)
     dataflow, _ = front(captured)
     plan = make_plan(dataflow.problem, solver="none")
-    return emit(dataflow, dataflow.problem, plan, captured.inputs), dataflow, plan
+    (module,) = emit(dataflow, dataflow.problem, plan, captured.inputs)
+    return module, dataflow, plan
 
 
 def test_the_graph_lints_and_the_code_is_python(emitted):
@@ -85,10 +88,11 @@ def test_values_are_let_go_after_their_last_use(emitted):
 
 
 def test_constants_of_the_graph_are_kept():
-    loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([0.1, 0.2, 0.7]), label_smoothing=0.1)
+    loss_fn = partial(F.cross_entropy, weight=torch.tensor([0.1, 0.2, 0.7]), label_smoothing=0.1)
     captured = captured_training(mlp(), vectors(1)[0], loss_fn=loss_fn)
     dataflow, _ = front(captured)
-    module = emit(dataflow, dataflow.problem, make_plan(dataflow.problem, solver="none"), captured.inputs)
+    plan = make_plan(dataflow.problem, solver="none")
+    (module,) = emit(dataflow, dataflow.problem, plan, captured.inputs)
     module.graph.lint()
     constants = module.graph.find_nodes(op="get_attr")
     assert constants

@@ -269,7 +269,9 @@ def test_loose_runs_match_by_size_alone() -> None:
 
 
 def test_loose_runs_never_serve_a_place_that_is_occupied() -> None:
-    arena = CpuArena(CpuBuffer(1024), 3, [PlannedRequest(operator, 0, 400, 64 * operator) for operator in range(3)])
+    arena = CpuArena(
+        CpuBuffer(1024), 3, [PlannedRequest(operator, 0, 400, 64 * operator) for operator in range(3)]
+    )
     with arena.region(loose=True):
         arena.begin_operator(0)
         first = torch.full((100,), 1.0)

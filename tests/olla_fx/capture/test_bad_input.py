@@ -337,9 +337,9 @@ def test_missing_and_superfluous_arguments():
     model = mlp()
     optimizer = sgd(model.parameters())
     for function in (olla_fx.optimize, olla_fx.plan):
-        with pytest.raises(CaptureError, match="needs loss_fn and optimizer"):
+        with pytest.raises(CaptureError, match="needs both loss_fn and optimizer"):
             function(model, (x, y), optimizer=optimizer)
-        with pytest.raises(CaptureError, match="needs loss_fn and optimizer"):
+        with pytest.raises(CaptureError, match="needs both loss_fn and optimizer"):
             function(model, (x, y), loss_fn=F.cross_entropy)
         with pytest.raises(CaptureError, match="last element is the target"):
             function(model, x, loss_fn=F.cross_entropy, optimizer=optimizer)
