@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 
 from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
+from olla_fx.capture.as_eager import AsEager
 from olla_fx.capture.eager import FakeStep
 from olla_fx.capture.inputs import WANTS_GRADIENT, Role, StepInput, TensorSlot, TensorSpec, tensor_slots
-from olla_fx.capture.layouts import EagerLayouts
 from olla_fx.capture.optimizer import OptimizerLayout
 from olla_fx.capture.python_state import PythonState
 from olla_fx.capture.refusals import (
@@ -28,7 +28,6 @@ from olla_fx.capture.refusals import (
     no_python_randomness,
     refuse_baked_tensors,
     refuse_effects,
-    refuse_fused_lstm,
     refuse_mixed_types,
 )
 from olla_fx.capture.shadow_model import ShadowModel, refuse_side_effects
@@ -90,7 +89,6 @@ def _trace(request: StepRequest, unused: frozenset[str]) -> tuple[_Tracing, fx.G
     refuse_side_effects(attributes, tracing.shadow.attributes())
     refuse_effects(graph_module, len(tracing.inputs))
     refuse_baked_tensors(graph_module, request.modules())
-    refuse_fused_lstm(graph_module)
     refuse_mixed_types(graph_module, request.model)
     return tracing, graph_module
 
@@ -216,45 +214,56 @@ class _Tracing:
 
     def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """The whole step as a function of its tensors; returns flat copies of its results."""
-        with EagerLayouts():
+        with AsEager():
             return self._step(flat)
 
     def _step(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         values = {(each.role, each.name): tensor for each, tensor in zip(self.inputs, flat, strict=True)}
-        leaves = [each.value if isinstance(each, _Constant) else flat[each] for each in self.example_leaves]
-        arguments = pytree.tree_unflatten(leaves, self.example_spec)
+        examples = [each.value if isinstance(each, _Constant) else flat[each] for each in self.example_leaves]
+        arguments = pytree.tree_unflatten(examples, self.example_spec)
+        leaves = self._put(values)
         if self.request.mode is Mode.INFERENCE:
-            self.shadow.put([values[places[0].role, places[0].name] for places in self.slots])
             with torch.no_grad():
                 return self._flatten_outputs(self.shadow.model(*arguments))
-        return self._training_step(values, arguments)
+        return self._training_step(values, leaves, arguments)
+
+    def _put(self, values: Mapping[tuple[Role, str], torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Give the model its tensors; returns the parameters that want a gradient.
+
+        All of them do, also those that are not trained and in inference: ``matmul`` chooses its kernel by it.
+        """
+        present = dict(values)
+        for each in self.inputs:
+            if each.role is Role.PARAMETER and each.spec is not None and each.spec.requires_grad:
+                key = each.role, each.name
+                present[key] = values[key].detach().requires_grad_()
+        self.shadow.put([present[places[0].role, places[0].name] for places in self.slots])
+        return {name: each for (role, name), each in present.items() if each is not values[role, name]}
 
     def _training_step(
-        self, values: Mapping[tuple[Role, str], torch.Tensor], arguments: Sequence[Any]
+        self,
+        values: Mapping[tuple[Role, str], torch.Tensor],
+        leaves: Mapping[str, torch.Tensor],
+        arguments: Sequence[Any],
     ) -> list[torch.Tensor]:
         trained = [name for names in self._layout().parameters for name in names if name in self.state]
-        parameters = {name: values[Role.PARAMETER, name] for name in trained}
-        leaves = {name: each.detach().requires_grad_() for name, each in parameters.items()}
-        slots = [(places[0].role, places[0].name) for places in self.slots]
-        self.shadow.put(
-            [leaves.get(name, values[role, name]) if role is Role.PARAMETER else values[role, name]
-             for role, name in slots]
-        )  # fmt: skip
         with torch.enable_grad():
             *inputs, target = arguments
             outputs = self.shadow.model(*inputs)
             loss = self._loss(outputs, target)
         # Autocast, where it is on, is for forward and loss; backward and update follow their types.
         with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
-            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-            by_name = dict(zip(leaves, gradients, strict=True))
+            if not trained:
+                raise CaptureError("the loss depends on no parameter that the optimizer trains")
+            gradients = torch.autograd.grad(loss, [leaves[name] for name in trained], allow_unused=True)
+            by_name = dict(zip(trained, gradients, strict=True))
             for name, gradient in by_name.items():
                 if gradient is not None and gradient.layout is not torch.strided:
                     raise CaptureError(
                         f"the gradient of {name} is sparse; make its embedding with sparse=False"
                     )
             self.without_gradient = [name for name, gradient in by_name.items() if gradient is None]
-            self._update(values, parameters, by_name)
+            self._update(values, {name: values[Role.PARAMETER, name] for name in trained}, by_name)
         detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
         answer = (loss.detach(), detached) if self.request.return_outputs else loss.detach()
         return self._flatten_outputs(answer)
