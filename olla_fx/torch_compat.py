@@ -20,6 +20,7 @@ from torch._functorch import aot_autograd as _aot_autograd
 from torch._functorch._aot_autograd import graph_compile as _graph_compile
 from torch._subclasses import fake_tensor as _fake_tensor
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
+from torch.nn.modules import activation as _activation
 from torch.nn.modules.module import (
     _global_backward_hooks,
     _global_backward_pre_hooks,
@@ -71,6 +72,37 @@ def new_fake_mode() -> Any:
     return _fake_tensor.FakeTensorMode(
         allow_non_fake_inputs=True, shape_env=_symbolic_shapes.ShapeEnv(allow_scalar_outputs=True)
     )
+
+
+def below_autograd() -> contextlib.AbstractContextManager[None]:
+    """Within it, operators skip autograd, although gradients may be enabled."""
+    guard: contextlib.AbstractContextManager[None] = torch._C._AutoDispatchBelowAutograd()
+    return guard
+
+
+@contextlib.contextmanager
+def _fused_inference_layers() -> Iterator[None]:
+    """Let transformer layers take their fused path while tracing, as they do in eager inference.
+
+    They leave it when they see a tracer: by its dispatch mode, or by its function mode, which makes
+    ``torch.overrides.has_torch_function`` true of plain tensors.
+    """
+    with _patching:
+        saved = torch.overrides.has_torch_function, _activation._is_make_fx_tracing
+        torch.overrides.has_torch_function = _any_overrides  # type: ignore[assignment]
+        _activation._is_make_fx_tracing = lambda: False
+        try:
+            yield
+        finally:
+            torch.overrides.has_torch_function, _activation._is_make_fx_tracing = saved
+
+
+def _any_overrides(arguments: Sequence[object]) -> bool:
+    """Whether a tensor's class has a ``__torch_function__`` of its own."""
+    inherited: Any = torch.Tensor.__torch_function__
+    plain = (inherited.__func__, torch._C._disabled_torch_function_impl)
+    methods = (getattr(type(each), "__torch_function__", None) for each in arguments)
+    return any(method is not None and getattr(method, "__func__", method) not in plain for method in methods)
 
 
 @contextlib.contextmanager
@@ -163,8 +195,8 @@ def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 
 
 def kernel_settings() -> tuple[object, ...]:
-    """What decides which memory CPU kernels request, beside their inputs."""
-    return torch.get_num_threads(), torch.backends.mkldnn.enabled
+    """What decides which CPU kernels run and which memory they request, beside their inputs."""
+    return torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.backends.mha.get_fastpath_enabled()
 
 
 def autocast_state(device: torch.device) -> tuple[bool, torch.dtype]:
@@ -207,6 +239,7 @@ def trace_functional(
         fake_mode,
         _scalars_left_as_python_numbers(),
         _composite_operators_as_in_eager(),
+        _fused_inference_layers(),
     ):
         traced(*arguments)
     return graphs[0]

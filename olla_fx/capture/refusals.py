@@ -64,16 +64,6 @@ def _refused_types(node: fx.Node) -> set[torch.dtype]:
     return types if len(types) > 1 and not taken else set()
 
 
-def refuse_fused_lstm(graph_module: fx.GraphModule) -> None:
-    """Refuse oneDNN's LSTM in training: outside autograd it keeps no workspace for its backward."""
-    backward = torch.ops.aten.mkldnn_rnn_layer_backward.default
-    if graph_module.graph.find_nodes(op="call_function", target=backward):
-        raise CaptureError(
-            "training an LSTM through oneDNN cannot be captured: its kernel saves what backward needs "
-            "only under autograd. Call torch.backends.mkldnn.set_flags(False) first, or use a GRU"
-        )
-
-
 def refuse_baked_tensors(graph_module: fx.GraphModule, modules: Mapping[str, nn.Module]) -> None:
     """Refuse a step that reaches its own parameters or buffers by another way than as attributes."""
     own = {

@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 
 from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
+from olla_fx.capture.as_eager import AsEager
 from olla_fx.capture.eager import FakeStep
 from olla_fx.capture.inputs import WANTS_GRADIENT, Role, StepInput, TensorSlot, TensorSpec, tensor_slots
-from olla_fx.capture.layouts import EagerLayouts
 from olla_fx.capture.optimizer import OptimizerLayout
 from olla_fx.capture.python_state import PythonState
 from olla_fx.capture.refusals import (
@@ -28,7 +28,6 @@ from olla_fx.capture.refusals import (
     no_python_randomness,
     refuse_baked_tensors,
     refuse_effects,
-    refuse_fused_lstm,
     refuse_mixed_types,
 )
 from olla_fx.capture.shadow_model import ShadowModel, refuse_side_effects
@@ -93,7 +92,6 @@ def _trace(request: StepRequest, unused: frozenset[str]) -> tuple[_Tracing, fx.G
     refuse_side_effects(attributes, tracing.shadow.attributes())
     refuse_effects(graph_module, len(tracing.inputs))
     refuse_baked_tensors(graph_module, request.modules())
-    refuse_fused_lstm(graph_module)
     refuse_mixed_types(graph_module, request.model)
     return tracing, graph_module
 
@@ -236,37 +234,51 @@ class _Tracing:
 
     def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """The whole step as a function of its tensors; returns flat copies of its results."""
-        with EagerLayouts():
+        with AsEager():
             return self._step(flat)
 
     def _step(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        values = {(each.role, each.name): tensor for each, tensor in zip(self.inputs, flat, strict=True)}
-        leaves = [each.value if isinstance(each, _Constant) else flat[each] for each in self.example_leaves]
-        arguments = pytree.tree_unflatten(leaves, self.example_spec)
+        held = self._with_gradients(flat)
+        examples = [each.value if isinstance(each, _Constant) else held[each] for each in self.example_leaves]
+        arguments = pytree.tree_unflatten(examples, self.example_spec)
+        names = [(each.role, each.name) for each in self.inputs]
+        present = dict(zip(names, held, strict=True))
+        self.shadow.put([present[places[0].role, places[0].name] for places in self.slots])
         if self.request.mode is Mode.INFERENCE:
-            self.shadow.put([values[places[0].role, places[0].name] for places in self.slots])
             with torch.no_grad():
                 return self._flatten_outputs(self.shadow.model(*arguments))
         if self.request.mode is Mode.AUTOGRAD:
-            return self._differentiable_pass(flat)
-        return self._training_step(values, arguments)
+            return self._differentiable_pass(flat, held, arguments)
+        values = dict(zip(names, flat, strict=True))
+        leaves = {name: each for (role, name), each in present.items() if each is not values[role, name]}
+        return self._training_step(values, leaves, arguments)
 
-    def _differentiable_pass(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _with_gradients(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors of the step, those that want a gradient as leaves that do.
+
+        All such parameters, also those that are not trained and in inference: ``matmul`` chooses its kernel
+        by it.
+        """
+        held = list(flat)
+        for index, each in enumerate(self.inputs):
+            if (
+                each.role in (Role.PARAMETER, Role.EXAMPLE)
+                and each.spec is not None
+                and each.spec.requires_grad
+            ):
+                held[index] = flat[index].detach().requires_grad_()
+        return held
+
+    def _differentiable_pass(
+        self, flat: Sequence[torch.Tensor], held: Sequence[torch.Tensor], arguments: Sequence[Any]
+    ) -> list[torch.Tensor]:
         """Forward, and the gradients of everything that wants one from the tangents of the outputs."""
-        wanted = {
-            index: flat[index].detach().requires_grad_()
-            for index, each in enumerate(self.inputs)
-            if each.role is not Role.TANGENT and each.spec is not None and each.spec.requires_grad
-        }
-        held = [wanted.get(index, flat[index]) for index in range(len(flat))]
-        names = {(each.role, each.name): tensor for each, tensor in zip(self.inputs, held, strict=True)}
-        self.shadow.put([names[places[0].role, places[0].name] for places in self.slots])
-        leaves = [each.value if isinstance(each, _Constant) else held[each] for each in self.example_leaves]
+        wanted = {index: each for index, each in enumerate(held) if each is not flat[index]}
         tangents = [
             tensor for each, tensor in zip(self.inputs, flat, strict=True) if each.role is Role.TANGENT
         ]
         with torch.enable_grad():
-            outputs = self.shadow.model(*pytree.tree_unflatten(leaves, self.example_spec))
+            outputs = self.shadow.model(*arguments)
         tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
         self.differentiable = tuple(leaf.requires_grad for leaf in tensors)
         through = [leaf for leaf in tensors if leaf.requires_grad]
@@ -286,28 +298,26 @@ class _Tracing:
         return [*self._flatten_outputs(answer), *kept]
 
     def _training_step(
-        self, values: Mapping[tuple[Role, str], torch.Tensor], arguments: Sequence[Any]
+        self,
+        values: Mapping[tuple[Role, str], torch.Tensor],
+        leaves: Mapping[str, torch.Tensor],
+        arguments: Sequence[Any],
     ) -> list[torch.Tensor]:
         trained = [name for names in self._layout().parameters for name in names if name in self.state]
-        parameters = {name: values[Role.PARAMETER, name] for name in trained}
-        leaves = {name: each.detach().requires_grad_() for name, each in parameters.items()}
-        slots = [(places[0].role, places[0].name) for places in self.slots]
-        self.shadow.put(
-            [leaves.get(name, values[role, name]) if role is Role.PARAMETER else values[role, name]
-             for role, name in slots]
-        )  # fmt: skip
         with torch.enable_grad():
             *inputs, target = arguments
             outputs = self.shadow.model(*inputs)
             loss = self._loss(outputs, target)
         # Autocast, where it is on, is for forward and loss; backward and update follow their types.
         with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
-            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-            by_name = dict(zip(leaves, gradients, strict=True))
+            if not trained:
+                raise CaptureError("the loss depends on no parameter that the optimizer trains")
+            gradients = torch.autograd.grad(loss, [leaves[name] for name in trained], allow_unused=True)
+            by_name = dict(zip(trained, gradients, strict=True))
             for name, gradient in by_name.items():
                 _refuse_sparse(name, gradient)
             self.without_gradient = [name for name, gradient in by_name.items() if gradient is None]
-            self._update(values, parameters, by_name)
+            self._update(values, {name: values[Role.PARAMETER, name] for name in trained}, by_name)
         detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
         answer = (loss.detach(), detached) if self.request.return_outputs else loss.detach()
         return self._flatten_outputs(answer)

@@ -7,7 +7,7 @@ the gates of a recurrent cell then hold an activation twice that eager holds onc
   else, or only by operators that it waits for anyway (in-place operation, sublinear memory §3). No order
   of the graph needs more memory for it: at the operator, the old and the new value would both be alive.
 * ``copy(x, op(x, ..))``, which capture leaves where eager works in place on a tensor with gaps
-  (:mod:`olla_fx.capture.layouts`), becomes ``op_(x, ..)`` where no reader of the old value follows, and
+  (:mod:`olla_fx.capture.as_eager`), becomes ``op_(x, ..)`` where no reader of the old value follows, and
   else a copy into a new tensor of the same strides.
 
 The in-place and ``out=`` forms of an operator run the kernel of the functional form over memory in the

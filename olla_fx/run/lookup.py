@@ -88,7 +88,7 @@ class StepLookup:
         if autocast[0] != self._captured.autocast[0] or (autocast[0] and autocast != self._captured.autocast):
             return "autocast was switched"
         if torch_compat.kernel_settings() != self._captured.kernel_settings:
-            return "the number of threads or oneDNN was switched"
+            return "the number of threads, oneDNN or the fast path of attention was switched"
         return self._modules_outdated() or self.tensors_outdated() or self._optimizer_outdated()
 
     def _modules_outdated(self) -> str | None:

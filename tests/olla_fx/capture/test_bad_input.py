@@ -229,11 +229,6 @@ def test_operators_that_raise_on_bad_data():
     refused(model, "_linalg_check_errors")
 
 
-def test_lstm_training_through_onednn():
-    model = Changed(lambda self, x: self.lstm(self.body(x)[None])[0][0], lstm=nn.LSTM(3, 3))
-    refused(model, "LSTM.*GRU")
-
-
 @pytest.mark.parametrize("make", [sgd, optim.AdamW])
 def test_complex_parameters(make):
     model = Changed(lambda self, x: (self.body(x) * self.phase).abs())

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn, optim
 
+from olla_fx import operators
 from olla_fx.capture import Mode, StepRequest, capture
 from tests.olla_fx.helpers import Twins, captured_training, front
 
@@ -17,12 +18,13 @@ MOMENTUM = partial(optim.SGD, lr=0.05, momentum=0.9)
 class Recurrent(nn.Module):
     """A recurrent module of which only the sequence is returned."""
 
-    def __init__(self, cell: nn.Module) -> None:
+    def __init__(self, cell: nn.Module, head: nn.Module | None = None) -> None:
         super().__init__()
         self.cell = cell
+        self.head = head or nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.cell(x)[0]
+        return self.head(self.cell(x)[0])
 
 
 @pytest.mark.parametrize(
@@ -33,14 +35,54 @@ class Recurrent(nn.Module):
         (partial(nn.GRU, 7, 19, bidirectional=True, batch_first=True), (3, 4, 7)),
         (partial(nn.GRU, 7, 24, bias=False), (2, 3, 7)),
         (partial(nn.RNN, 8, 8, 2), (3, 4, 8)),
+        (partial(nn.LSTM, 8, 8), (1, 4, 8)),
+        (partial(nn.LSTM, 8, 24, 2, dropout=0.2, bidirectional=True), (5, 4, 8)),
+        (partial(nn.LSTM, 7, 19, 2, bias=False, batch_first=True), (3, 4, 7)),
+        (partial(nn.LSTM, 7, 12, proj_size=5), (3, 4, 7)),
     ],
-    ids=["gru", "gru-layers", "gru-bidirectional", "gru-unbiased", "rnn"],
+    ids=[
+        "gru",
+        "gru-layers",
+        "gru-bidirectional",
+        "gru-unbiased",
+        "rnn",
+        "lstm",
+        "lstm-bidirectional",
+        "lstm-unbiased",
+        "lstm-projected",
+    ],
 )
 def test_training(make, shape):
     model = Recurrent(make())
     with torch.no_grad():
         example = torch.randn(shape), torch.randn_like(model(torch.zeros(shape)))
     Twins(model, MOMENTUM, example, F.mse_loss).run([example] * 3)
+
+
+def test_weight_decay_on_both_biases_of_an_lstm():
+    """oneDNN gives both biases one tensor as their gradient; an update of one must not reach the other's."""
+    model = Recurrent(nn.LSTM(8, 8))
+    nn.init.normal_(model.cell.bias_hh_l0)
+    example = torch.randn(3, 4, 8), torch.randn(3, 4, 8)
+    decayed = partial(optim.SGD, lr=0.05, weight_decay=0.1)
+    Twins(model, decayed, example, F.mse_loss).run([example] * 3)
+
+
+def test_a_frozen_lstm_in_a_training_step():
+    """Its kernel is the one for training all the same, as gradients are enabled."""
+    model = Recurrent(nn.LSTM(8, 8).requires_grad_(False), nn.Linear(8, 8))
+    example = torch.randn(3, 4, 8), torch.randn(3, 4, 8)
+    captured = captured_training(model, example, loss_fn=F.mse_loss)
+    targets = [node.target for node in captured.graph_module.graph.nodes]
+    assert operators.lstm_layer in targets
+    assert operators.lstm_layer_backward not in targets
+
+
+def test_an_lstm_in_inference_keeps_no_workspace():
+    captured = capture(StepRequest(nn.LSTM(8, 8).eval(), (torch.randn(3, 4, 8),), Mode.INFERENCE))
+    targets = [node.target for node in captured.graph_module.graph.nodes]
+    assert aten.mkldnn_rnn_layer.default in targets
+    assert operators.lstm_layer not in targets
 
 
 def test_gates_are_computed_in_place_as_in_eager():

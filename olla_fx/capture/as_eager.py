@@ -1,0 +1,112 @@
+"""Traces operators so that the graph does what eager does with them, to the last bit.
+
+**In-place operators keep their strides.** ``gates.chunk(3, 1)[0].sigmoid_()`` leaves its result in the
+rows of ``gates``. Functionalisation makes it ``sigmoid``, whose result is dense, and every later kernel
+then walks memory in another way: it takes whole rows at once, in vectors, where eager's takes one row at a
+time and a scalar tail, which rounds ``exp`` differently. Such an operator is traced as its functional form
+and ``copy`` of the result into the strides of its argument; :mod:`olla_fx.rewrite.restore` puts the two
+together again.
+
+**Fused kernels** that a graph cannot hold as they are become operators of :mod:`olla_fx.operators`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from olla_fx import operators
+from olla_fx.errors import CaptureError
+
+aten = torch.ops.aten
+
+
+class AsEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While on, operators are traced as eager runs them; see the module docstring."""
+
+    def __init__(self) -> None:
+        """Make the mode; it acts within a ``with`` block."""
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run one operator."""
+        kwargs = kwargs or {}
+        stand_in = _STAND_INS.get(func)
+        if stand_in is not None:
+            return stand_in(*args, **kwargs)
+        functional = _functional_form(func) if func._schema.is_mutable else None
+        if functional is None or _is_dense(args[0]):
+            return func(*args, **kwargs)
+        target = args[0]
+        result = functional(*args, **kwargs)
+        if result.shape != target.shape or result.dtype != target.dtype:
+            return func(*args, **kwargs)
+        return target.copy_(result)
+
+
+def _lstm_layer(*arguments: Any) -> Any:
+    # Without gradients eager runs the kernel for inference.
+    operator = operators.lstm_layer if torch.is_grad_enabled() else aten.mkldnn_rnn_layer.default
+    return operator(*arguments)
+
+
+def _lstm_layer_backward(*arguments: Any) -> Any:
+    return operators.with_both_bias_gradients(operators.lstm_layer_backward(*arguments))
+
+
+def _self_attention(*arguments: Any, **options: Any) -> Any:
+    attended, weights = operators.self_attention(*arguments, **options)
+    return attended, (weights if weights.numel() else None)
+
+
+def _refuse_nested(*_: Any, **__: Any) -> Any:
+    raise CaptureError(
+        "nn.TransformerEncoder packs a batch with src_key_padding_mask into nested tensors, whose shapes "
+        "depend on the mask. Make it with enable_nested_tensor=False"
+    )
+
+
+_STAND_INS: dict[Any, Callable[..., Any]] = {
+    aten.mkldnn_rnn_layer.default: _lstm_layer,
+    aten.mkldnn_rnn_layer_backward.default: _lstm_layer_backward,
+    aten._transformer_encoder_layer_fwd.default: operators.encoder_layer,
+    aten._native_multi_head_attention.default: _self_attention,
+    aten._nested_tensor_from_mask_left_aligned.default: _refuse_nested,
+    aten._nested_tensor_from_mask.default: _refuse_nested,
+}
+
+
+def _functional_form(operator: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """The functional twin of an in-place operator; None without one, or when it draws random numbers."""
+    name = operator._schema.name.removeprefix("aten::")
+    if operator.namespace != "aten" or not name.endswith("_") or name.endswith("__"):
+        return None
+    if operator is aten.copy_.default or torch.Tag.nondeterministic_seeded in operator.tags:
+        return None
+    twin = getattr(getattr(aten, name.removesuffix("_"), None), operator._overloadname, None)
+    if not isinstance(twin, torch._ops.OpOverload) or twin._schema.is_mutable:
+        return None
+    names = [argument.name for argument in operator._schema.arguments]
+    return twin if names == [argument.name for argument in twin._schema.arguments] else None
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor fills a piece of memory without gaps, in any order of its dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 0:
+            return True
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
