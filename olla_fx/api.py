@@ -19,6 +19,7 @@ from olla_fx.capture.optimizer import warn_about_fused
 from olla_fx.dataflow import Dataflow, build_dataflow
 from olla_fx.errors import CaptureError
 from olla_fx.plan import Plan
+from olla_fx.plan_cache import cached_plan
 from olla_fx.rewrite import rewrite
 from olla_fx.run import CompiledStep, Executor, PlannedModule, SharedBuffer
 from olla_solvers import backends
@@ -70,11 +71,16 @@ def optimize(
     if optimizer is not None:
         warn_about_fused(optimizer)
 
-    def plan_problem(problem: Problem) -> MemoryPlan:
-        return make_plan(problem, solver=solver, time_limit=time_limit)
-
     def compile_step(wanted: StepRequest, buffer: SharedBuffer) -> CompiledStep:
         captured, dataflow, timings = _front(wanted)
+
+        def plan_problem(problem: Problem) -> MemoryPlan:
+            def make() -> MemoryPlan:
+                return make_plan(problem, solver=solver, time_limit=time_limit)
+
+            options = {"solver": solver, "time_limit": time_limit}
+            return cached_plan(problem, options, captured.device, make)
+
         executor = Executor(dataflow, plan_problem(dataflow.problem), captured.inputs, plan_problem, buffer)
 
         def describe(current: Executor) -> Plan:

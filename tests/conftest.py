@@ -3,6 +3,12 @@ import torch
 
 
 @pytest.fixture(autouse=True)
+def _no_cached_plans(monkeypatch):
+    """Every test plans for itself; tests of the cache choose a folder."""
+    monkeypatch.setenv("OLLA_FX_CACHE_DIR", "")
+
+
+@pytest.fixture(autouse=True)
 def _one_seed_and_one_thread():
     """Every test starts from the same random state, and leaves the number of threads as it was.
 

@@ -1,0 +1,118 @@
+"""Plans on disk, so that a second start skips the solvers.
+
+A plan is looked up by a digest of everything that it depends on: the problem (recorded workspaces
+included), the planner's options, the versions of torch and of this package, and the device. Files are JSON,
+written beside their place and moved into it, so that two processes never read half of one. What is read is
+validated against the problem like every plan; a file that is broken, or not a plan of this problem, is
+ignored with a warning and written anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from olla_solvers.errors import OllaError
+from olla_solvers.plan import MemoryPlan
+from olla_solvers.plan_json import PLAN_FORMAT, plan_from_json, plan_to_json
+from olla_solvers.problem import Problem
+from olla_solvers.validate import validate
+
+FOLDER_VARIABLE = "OLLA_FX_CACHE_DIR"
+"""Environment variable: where plans are kept; empty keeps none."""
+
+_RULES = 1
+"""Raise it when the planners' results change, so that older plans are made again."""
+
+
+def cache_folder() -> Path | None:
+    """Where plans are kept; None where they are not."""
+    chosen = os.environ.get(FOLDER_VARIABLE)
+    if chosen is not None:
+        return Path(chosen) if chosen else None
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "olla_fx" / "plans"
+
+
+def cached_plan(
+    problem: Problem, options: Mapping[str, object], device: torch.device, make: Callable[[], MemoryPlan]
+) -> MemoryPlan:
+    """A plan from the cache, or a new one that is put there.
+
+    Args:
+        problem: what is planned.
+        options: everything that the planner was told.
+        device: where the plan is to run.
+        make: plans anew.
+
+    Returns:
+        A validated plan; one from the cache keeps the provenance and timings of its making.
+    """
+    folder = cache_folder()
+    if folder is None:
+        return make()
+    path = folder / f"{_digest(problem, options, device)}.json"
+    plan = _read(path, problem)
+    if plan is None:
+        plan = make()
+        _write(path, plan)
+    return plan
+
+
+def _digest(problem: Problem, options: Mapping[str, object], device: torch.device) -> str:
+    key = {
+        "rules": (_RULES, PLAN_FORMAT),
+        "torch": torch.__version__,
+        "device": device.type,
+        "options": dict(options),
+        "problem": problem.to_json(),
+    }
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+
+
+def _read(path: Path, problem: Problem) -> MemoryPlan | None:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        _warn_of(path, error)
+        return None
+    try:
+        plan = plan_from_json(json.loads(text))
+        validate(problem, plan)
+    except (OllaError, ValueError, TypeError, KeyError, AttributeError) as error:
+        _warn_of(path, error)
+        return None
+    return plan
+
+
+def _warn_of(path: Path, error: Exception) -> None:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    warnings.warn(
+        f"the cached plan {path} cannot be used and is made again: {reason}", RuntimeWarning, stacklevel=5
+    )
+
+
+def _write(path: Path, plan: MemoryPlan) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, suffix=".tmp", delete=False
+        ) as handle:
+            json.dump(plan_to_json(plan), handle)
+        os.replace(handle.name, path)
+    except OSError as error:
+        warnings.warn(
+            f"plans cannot be kept in {path.parent} ({error}); set {FOLDER_VARIABLE} to a folder, or to "
+            "nothing to keep none",
+            RuntimeWarning,
+            stacklevel=4,
+        )
