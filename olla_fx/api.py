@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from olla_fx import arena, torch_compat
-from olla_fx.capture import CapturedStep, Mode, StepRequest, capture
+from olla_fx.capture import CapturedStep, Mode, Recipe, StepRequest, capture
 from olla_fx.capture.eager import eager_baseline
 from olla_fx.capture.optimizer import warn_about_fused
 from olla_fx.dataflow import Dataflow, build_dataflow
@@ -21,7 +22,7 @@ from olla_fx.errors import CaptureError
 from olla_fx.plan import Plan
 from olla_fx.plan_cache import cached_plan
 from olla_fx.rewrite import rewrite
-from olla_fx.run import CompiledStep, Executor, PlannedModule, SharedBuffer
+from olla_fx.run import MOST_PLANS, CompiledStep, Executor, PlannedModule, SharedBuffer
 from olla_solvers import backends
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.planner import make_plan
@@ -40,6 +41,10 @@ def optimize(
     solver: str = "auto",
     time_limit: float | None = None,
     return_outputs: bool = False,
+    micro_batches: int = 1,
+    clip_grad_norm: float | None = None,
+    clip_grad_value: float | None = None,
+    most_plans: int = MOST_PLANS,
 ) -> PlannedModule:
     """Plan a model's step and return a module that runs it in one buffer.
 
@@ -56,10 +61,17 @@ def optimize(
         solver: ``auto``, ``cbc``, ``gurobi``, ``highs`` (the integer programs really run), or ``none``.
         time_limit: seconds for ordering and placing; None: as long as it pays, at most about 30 s.
         return_outputs: return ``(loss, outputs)`` instead of the loss.
+        micro_batches: of a whole training step: cut the batch along its first dimension into so many
+            parts, whose gradients accumulate; the loss is the mean of theirs.
+        clip_grad_norm: of a whole training step: scale the trained parameters' gradients down to this norm.
+        clip_grad_value: of a whole training step: limit each element of the gradients to this magnitude.
+        most_plans: how many kinds of calls (shapes of inputs, mostly) to keep plans for.
 
     Returns:
-        A module that shares the model's parameters and ``state_dict`` keys. Call it as the example was
-        given: ``loss = step(x, y)``.
+        A module that shares the model's parameters and ``state_dict`` keys. With ``loss_fn`` and
+        ``optimizer`` call it as the example was given: ``loss = step(x, y)``. Without them, and with the
+        model in training mode, it stands for the model in a loop of your own: ``loss_fn(module(x),
+        y).backward()``, forward and backward planned together.
 
     Raises:
         CaptureError: when the step cannot be captured; model and optimizer are untouched.
@@ -68,31 +80,11 @@ def optimize(
     """
     backends.check_options(solver, time_limit)
     request = _request(model, example_input, loss_fn, optimizer, mode, return_outputs)
+    request = _with_recipe(request, Recipe(micro_batches, clip_grad_norm, clip_grad_value))
     if optimizer is not None:
         warn_about_fused(optimizer)
 
-    def compile_step(wanted: StepRequest, buffer: SharedBuffer) -> CompiledStep:
-        captured, dataflow, timings = _front(wanted)
-
-        def plan_problem(problem: Problem) -> MemoryPlan:
-            def make() -> MemoryPlan:
-                return make_plan(problem, solver=solver, time_limit=time_limit)
-
-            options = {"solver": solver, "time_limit": time_limit}
-            return cached_plan(problem, options, captured.device, make)
-
-        executor = Executor(dataflow, plan_problem(dataflow.problem), captured.inputs, plan_problem, buffer)
-
-        def describe(current: Executor) -> Plan:
-            seconds = {**timings, **current.plan.timings, "emit": current.emit_seconds}
-            build_seconds = arena.build_seconds()
-            if build_seconds is not None:
-                seconds["build"] = build_seconds
-            return Plan(current.problem, current.plan, None, seconds)
-
-        return CompiledStep(captured, executor, describe)
-
-    return PlannedModule(request, compile_step)
+    return PlannedModule(request, _Compiler(solver, time_limit), most_plans)
 
 
 def plan(
@@ -105,6 +97,9 @@ def plan(
     solver: str = "auto",
     time_limit: float | None = None,
     return_outputs: bool = False,
+    micro_batches: int = 1,
+    clip_grad_norm: float | None = None,
+    clip_grad_value: float | None = None,
     baseline: bool = True,
 ) -> Plan:
     """Plan a model's step under fake tensors: nothing runs and no memory is needed.
@@ -120,6 +115,9 @@ def plan(
         solver: ``auto``, ``cbc``, ``gurobi``, ``highs`` or ``none``.
         time_limit: seconds for ordering and placing.
         return_outputs: plan for returning the outputs, too.
+        micro_batches: parts of the batch whose gradients accumulate.
+        clip_grad_norm: plan for clipping the gradients by their norm.
+        clip_grad_value: plan for clipping them by value.
         baseline: also follow an eager step under fake tensors, to say what it would need.
 
     Returns:
@@ -132,10 +130,40 @@ def plan(
     """
     backends.check_options(solver, time_limit)
     request = _request(model, example_input, loss_fn, optimizer, mode, return_outputs)
+    request = _with_recipe(request, Recipe(micro_batches, clip_grad_norm, clip_grad_value))
     _, dataflow, timings = _front(request)
     memory = make_plan(dataflow.problem, solver=solver, time_limit=time_limit)
     eager = eager_baseline(request) if baseline else None
     return Plan(dataflow.problem, memory, eager, {**timings, **memory.timings})
+
+
+@dataclass(frozen=True)
+class _Compiler:
+    """Captures and plans a request, with the options of :func:`optimize`."""
+
+    solver: str
+    time_limit: float | None
+
+    def __call__(self, request: StepRequest, buffer: SharedBuffer) -> CompiledStep:
+        captured, dataflow, timings = _front(request)
+
+        def plan_problem(problem: Problem) -> MemoryPlan:
+            options = {"solver": self.solver, "time_limit": self.time_limit}
+            return cached_plan(problem, options, captured.device, lambda: self._plan(problem))
+
+        executor = Executor(dataflow, plan_problem(dataflow.problem), captured.inputs, plan_problem, buffer)
+
+        def describe(current: Executor) -> Plan:
+            seconds = {**timings, **current.plan.timings, "emit": current.emit_seconds}
+            build_seconds = arena.build_seconds()
+            if build_seconds is not None:
+                seconds["build"] = build_seconds
+            return Plan(current.problem, current.plan, None, seconds)
+
+        return CompiledStep(captured, executor, describe)
+
+    def _plan(self, problem: Problem) -> MemoryPlan:
+        return make_plan(problem, solver=self.solver, time_limit=self.time_limit)
 
 
 def _front(request: StepRequest) -> tuple[CapturedStep, Dataflow, dict[str, float]]:
@@ -150,6 +178,15 @@ def _front(request: StepRequest) -> tuple[CapturedStep, Dataflow, dict[str, floa
         dataflow,
         {"capture": captured.seconds, "rewrite": time.perf_counter() - started},
     )
+
+
+def _with_recipe(request: StepRequest, recipe: Recipe) -> StepRequest:
+    if recipe != Recipe() and request.mode is not Mode.TRAINING:
+        raise CaptureError(
+            "micro_batches, clip_grad_norm and clip_grad_value are parts of a whole training step: give "
+            "loss_fn and optimizer, too, or do this in your own loop"
+        )
+    return replace(request, recipe=recipe)
 
 
 def _request(

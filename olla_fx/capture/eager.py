@@ -104,15 +104,20 @@ class FakeStep:
                 total = torch.stack([each.real.double() for each in sums]).sum()
                 total.backward()  # type: ignore[no-untyped-call]
                 return total.detach()
-            *inputs, target = self._inputs
             if self._shadow.loss_fn is None:
                 raise ValueError("a training step needs loss_fn")
-            loss = self._shadow.loss_fn(self._shadow.model(*inputs), target)
-            loss.backward()  # type: ignore[no-untyped-call]
-            return loss.detach()
+            losses = []
+            for *inputs, target in self.request.recipe.parts(self._inputs):
+                outputs = self._shadow.model(*inputs)
+                loss = self.request.recipe.share(self._shadow.loss_fn(outputs, target))
+                del outputs
+                loss.backward()  # type: ignore[no-untyped-call]
+                losses.append(loss.detach())
+            return sum(losses[1:], losses[0])
 
     def _update(self) -> None:
         gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
+        self.request.recipe.clip(gradients)
         if self.request.optimizer is not None:
             for name in gradients:
                 self.parameters[name].grad = None

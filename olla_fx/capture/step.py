@@ -23,6 +23,7 @@ from olla_fx.capture.eager import FakeStep
 from olla_fx.capture.inputs import WANTS_GRADIENT, Role, StepInput, TensorSlot, TensorSpec, tensor_slots
 from olla_fx.capture.optimizer import OptimizerLayout
 from olla_fx.capture.python_state import PythonState
+from olla_fx.capture.recipe import joined, refuse_sparse
 from olla_fx.capture.refusals import (
     explained,
     no_python_randomness,
@@ -292,7 +293,7 @@ class _Tracing:
             if each.role is Role.PARAMETER and index in by_index and by_index[index] is None
         ]
         for index in self.gradients:
-            _refuse_sparse(self.inputs[index].name, by_index[index])
+            refuse_sparse(self.inputs[index].name, by_index[index])
         answer = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
         kept = [by_index[index].detach().clone() for index in self.gradients]
         return [*self._flatten_outputs(answer), *kept]
@@ -304,23 +305,28 @@ class _Tracing:
         arguments: Sequence[Any],
     ) -> list[torch.Tensor]:
         trained = [name for names in self._layout().parameters for name in names if name in self.state]
-        with torch.enable_grad():
-            *inputs, target = arguments
-            outputs = self.shadow.model(*inputs)
-            loss = self._loss(outputs, target)
-        # Autocast, where it is on, is for forward and loss; backward and update follow their types.
-        with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
+        recipe, losses, answers = self.request.recipe, [], []
+        total: dict[str, torch.Tensor | None] = dict.fromkeys(trained)
+        for *inputs, target in recipe.parts(arguments):
+            with torch.enable_grad():
+                outputs = self.shadow.model(*inputs)
+                loss = recipe.share(self._loss(outputs, target))
             if not trained:
                 raise CaptureError("the loss depends on no parameter that the optimizer trains")
-            gradients = torch.autograd.grad(loss, [leaves[name] for name in trained], allow_unused=True)
-            by_name = dict(zip(trained, gradients, strict=True))
-            for name, gradient in by_name.items():
-                _refuse_sparse(name, gradient)
-            self.without_gradient = [name for name, gradient in by_name.items() if gradient is None]
-            self._update(values, {name: values[Role.PARAMETER, name] for name in trained}, by_name)
-        detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
-        answer = (loss.detach(), detached) if self.request.return_outputs else loss.detach()
-        return self._flatten_outputs(answer)
+            # Autocast, where it is on, is for forward and loss; backward and update follow their types.
+            with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
+                gradients = torch.autograd.grad(loss, [leaves[name] for name in trained], allow_unused=True)
+            for name, gradient in zip(trained, gradients, strict=True):
+                refuse_sparse(name, gradient)
+                _accumulate(total, name, gradient)
+            losses.append(loss.detach())
+            answers.append(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs))
+        self.without_gradient = [name for name, gradient in total.items() if gradient is None]
+        with torch.autocast(self.device.type, enabled=False):
+            recipe.clip(total)
+            self._update(values, {name: values[Role.PARAMETER, name] for name in trained}, total)
+            loss = sum(losses[1:], losses[0])
+        return self._flatten_outputs((loss, joined(answers)) if self.request.return_outputs else loss)
 
     def _loss(self, outputs: Any, target: Any) -> torch.Tensor:
         if self.shadow.loss_fn is None:
@@ -384,9 +390,13 @@ class _Tracing:
         return results
 
 
-def _refuse_sparse(name: str, gradient: torch.Tensor | None) -> None:
-    if gradient is not None and gradient.layout is not torch.strided:
-        raise CaptureError(f"the gradient of {name} is sparse; make its embedding with sparse=False")
+def _accumulate(total: dict[str, torch.Tensor | None], name: str, gradient: torch.Tensor | None) -> None:
+    """Add a gradient to what is there, as autograd adds to ``.grad``."""
+    before = total[name]
+    if before is not None and gradient is not None:
+        before.add_(gradient)
+    else:
+        total[name] = gradient if before is None else before
 
 
 def parameters_and_frozen(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from olla_fx.capture.inputs import StepInput, TensorSlot, step_modules
 from olla_fx.capture.optimizer import OptimizerLayout
 from olla_fx.capture.python_state import PythonState
+from olla_fx.capture.recipe import Recipe
 from olla_fx.errors import CaptureError
 
 LossFunction = Callable[..., torch.Tensor]
@@ -110,6 +111,7 @@ class StepRequest:
         loss_fn: ``loss_fn(model(*inputs), target)`` must give a scalar.
         optimizer: the user's; not changed.
         return_outputs: whether a training step also returns the model's outputs.
+        recipe: micro-batches and clipping of a training step.
     """
 
     model: nn.Module
@@ -118,6 +120,7 @@ class StepRequest:
     loss_fn: LossFunction | None = None
     optimizer: torch.optim.Optimizer | None = None
     return_outputs: bool = False
+    recipe: Recipe = field(default_factory=Recipe)
 
     def modules(self) -> dict[str, nn.Module]:
         """All modules that the step runs, by name."""

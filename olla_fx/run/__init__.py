@@ -2,7 +2,16 @@
 
 from olla_fx.run.executor import Binding, Executor, RunCounts
 from olla_fx.run.lookup import StepLookup
-from olla_fx.run.module import CompiledStep, PlannedModule
+from olla_fx.run.module import MOST_PLANS, CompiledStep, PlannedModule
 from olla_fx.run.shared_buffer import SharedBuffer
 
-__all__ = ["Binding", "CompiledStep", "Executor", "PlannedModule", "RunCounts", "SharedBuffer", "StepLookup"]
+__all__ = [
+    "MOST_PLANS",
+    "Binding",
+    "CompiledStep",
+    "Executor",
+    "PlannedModule",
+    "RunCounts",
+    "SharedBuffer",
+    "StepLookup",
+]

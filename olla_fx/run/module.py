@@ -9,6 +9,7 @@ on, the step is planned again. All plans run in one buffer, sized by the largest
 from __future__ import annotations
 
 import collections
+import copy
 import logging
 import threading
 from collections.abc import Callable, Hashable
@@ -91,7 +92,9 @@ class PlannedModule(nn.Module):
         self.training = model.training
         # Not as a child module: that would change the keys of state_dict.
         object.__setattr__(self, "_model", model)
-        self._request = request
+        # Kinds of the example, not the example: a batch is large.
+        self._example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)
+        self._request = replace(request, inputs=())
         self._compile = compile_step
         self._most_plans = most_plans
         self._lock = threading.RLock()
@@ -191,7 +194,7 @@ class PlannedModule(nn.Module):
 
     def _plan_step(self, key: Hashable, request: StepRequest) -> _Planned:
         step = self._compile(request, self._buffer)
-        planned = _Planned(step, StepLookup(step.captured, request))
+        planned = _Planned(step, StepLookup(step.captured, self._request))
         self._plans[key] = planned
         self._plans.move_to_end(key)
         while len(self._plans) > self._most_plans:
@@ -271,6 +274,17 @@ class PlannedModule(nn.Module):
         """What the plan saves and how the last call was served, as a table when printed."""
         return StepReport(self.plan, self.binding, self.counts)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlannedModule:
+        """A planned module of copies of model, loss and optimizer; plans for itself."""
+        old = self._request
+        model, loss_fn, optimizer = copy.deepcopy((old.model, old.loss_fn, old.optimizer), memo)
+        request = replace(old, model=model, loss_fn=loss_fn, optimizer=optimizer)
+        return _remade(request, self._example, self._compile, self._most_plans)
+
+    def __reduce__(self) -> Any:
+        """Pickled are model, loss, optimizer and options; plans are made again, or found on disk."""
+        return _remade, (self._request, self._example, self._compile, self._most_plans)
+
     def train(self, mode: bool = True) -> PlannedModule:
         """Set the model's training flag; see ``nn.Module.train``."""
         self._model.train(mode)
@@ -288,6 +302,16 @@ class PlannedModule(nn.Module):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load into the model; see ``nn.Module.load_state_dict``."""
         return self._model.load_state_dict(*args, **kwargs)
+
+
+def _remade(request: StepRequest, example: Any, compile_step: Compile, most_plans: int) -> PlannedModule:
+    """A planned module from the kinds of its example's tensors."""
+    inputs = pytree.tree_map_only(TensorSpec, _stand_in, example)
+    return PlannedModule(replace(request, inputs=inputs), compile_step, most_plans)
+
+
+def _stand_in(spec: TensorSpec) -> torch.Tensor:
+    return spec.empty(meta_as=spec.device).requires_grad_(spec.requires_grad)
 
 
 def _check_training_flag(model: nn.Module, mode: Mode) -> None:

@@ -1,0 +1,243 @@
+"""What training loops do around backward: micro-batches, clipping, copies, checkpoints, averages."""
+
+import copy
+import pickle
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn, optim
+
+import olla_fx
+from olla_fx import CaptureError
+from tests.olla_fx.helpers import SmallNet, Twins, assert_same, assert_same_models, images, mlp, sgd, vectors
+
+ADAMW = partial(optim.AdamW, lr=0.05)
+MOMENTUM = partial(optim.SGD, lr=0.1, momentum=0.9)
+
+
+class Recipes(Twins):
+    """Twins whose eager half does by hand what the planned one is asked for."""
+
+    def __init__(self, *arguments, parts=1, norm=None, value=None, **options):
+        self.parts, self.norm, self.value = parts, norm, value
+        super().__init__(
+            *arguments, micro_batches=parts, clip_grad_norm=norm, clip_grad_value=value, **options
+        )
+
+    def train_eager(self, batch):
+        self.optimizers[0].zero_grad()
+        losses, answers = [], []
+        for x, y in zip(*(each.chunk(self.parts) for each in batch), strict=True):
+            answer = self.eager(x)
+            loss = self.loss_fn(answer, y)
+            loss = loss / self.parts if self.parts > 1 else loss
+            loss.backward()
+            losses.append(loss.detach())
+            answers.append(answer.detach())
+        if self.norm is not None:
+            nn.utils.clip_grad_norm_(self.eager.parameters(), self.norm)
+        if self.value is not None:
+            nn.utils.clip_grad_value_(self.eager.parameters(), self.value)
+        self.optimizers[0].step()
+        loss = sum(losses[1:], losses[0])
+        return (loss, torch.cat(answers)) if self.return_outputs else loss
+
+
+@pytest.mark.parametrize("make", [MOMENTUM, ADAMW])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"parts": 3},
+        {"norm": 0.05},
+        {"value": 0.01},
+        {"parts": 2, "norm": 0.05, "value": 0.02},
+        {"parts": 6, "return_outputs": True, "outputs": 2},
+    ],
+    ids=["micro-batches", "norm", "value", "all", "outputs"],
+)
+def test_recipes(make, recipe):
+    twins = Recipes(SmallNet(), make, images(1, batch=6)[0], **recipe)
+    twins.run(images(20, batch=6))
+    assert twins.step.replans == 0
+
+
+def test_micro_batches_need_less_memory():
+    peaks = []
+    for parts in (1, 4):
+        model = SmallNet()
+        plan = olla_fx.plan(
+            model,
+            images(1, batch=8, size=24)[0],
+            loss_fn=F.cross_entropy,
+            optimizer=sgd(model.parameters()),
+            micro_batches=parts,
+            solver="none",
+        )
+        peaks.append(plan.peak_bytes)
+    assert peaks[1] < peaks[0] / 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"micro_batches": 3}, "batch of 4 cannot be cut into 3"),
+        ({"micro_batches": 0}, "at least 1, not 0"),
+        ({"micro_batches": True}, "at least 1, not True"),
+        ({"clip_grad_norm": -1}, "above 0 or None, not -1"),
+        ({"clip_grad_value": "1"}, "above 0 or None, not '1'"),
+    ],
+)
+def test_recipes_without_a_meaning(options, said):
+    model = mlp()
+    for function in (olla_fx.optimize, olla_fx.plan):
+        with pytest.raises(CaptureError, match=said):
+            function(
+                model, vectors(1)[0], loss_fn=F.cross_entropy, optimizer=sgd(model.parameters()), **options
+            )
+
+
+def test_recipes_belong_to_whole_steps():
+    with pytest.raises(CaptureError, match="parts of a whole training step"):
+        olla_fx.optimize(mlp(), vectors(1)[0][0], clip_grad_norm=1.0)
+
+
+def copied(step):
+    return copy.deepcopy(step)
+
+
+def pickled(step):
+    return pickle.loads(pickle.dumps(step))
+
+
+@pytest.mark.parametrize("remake", [copied, pickled])
+def test_a_copy_trains_on_by_itself(remake):
+    twins = Twins(SmallNet(), ADAMW, images(1)[0]).run(images(3))
+    other = remake(twins.step)
+    before = copy.deepcopy(twins.planned)
+    reference = copy.deepcopy((twins.eager, twins.optimizers[0]))
+    for index, (x, y) in enumerate(images(3)):
+        torch.manual_seed(index)
+        reference[1].zero_grad()
+        loss = F.cross_entropy(reference[0](x), y)
+        loss.backward()
+        reference[1].step()
+        torch.manual_seed(index)
+        assert_same(loss.detach(), other(x, y), "loss of the copy")
+    assert_same_models(before, twins.planned)
+    assert other.binding == "buffer"
+    assert other.counts.served > 0
+    assert other.counts.outside == 0
+    assert_same(dict(reference[0].state_dict()), dict(other.state_dict()), "weights of the copy")
+    twins.run(images(2))
+
+
+@pytest.mark.parametrize("remake", [copied, pickled])
+def test_a_copy_of_an_own_loop_and_of_an_inference(remake):
+    x, y = vectors(1)[0]
+    module = olla_fx.optimize(mlp(), x)
+    F.cross_entropy(module(x), y).backward()
+    other = remake(module)
+    F.cross_entropy(other(x), y).backward()
+    assert other.state_dict().keys() == module.state_dict().keys()
+    mine, theirs = ([each.data_ptr() for each in one.parameters()] for one in (module, other))
+    assert not set(mine) & set(theirs)
+    fast = olla_fx.optimize(mlp().eval(), x)
+    assert_same(fast(x), remake(fast)(x), "inference")
+
+
+def test_a_planned_module_within_a_copied_model():
+    inner = olla_fx.optimize(mlp(), vectors(1)[0][0])
+    outer = copy.deepcopy(nn.Sequential(inner, nn.Linear(3, 3)))
+    x, y = vectors(1)[0]
+    F.cross_entropy(outer(x), y).backward()
+    assert all(each.grad is not None for each in outer.parameters())
+    assert inner._model[0].weight.grad is None
+
+
+def test_checkpoints_in_the_middle_of_training(tmp_path):
+    twins = Twins(SmallNet(), ADAMW, images(1)[0]).run(images(3))
+    states = {"model": twins.step.state_dict(), "optimizer": twins.optimizers[1].state_dict()}
+    torch.save(states, tmp_path / "c")
+    twins.run(images(2))
+    saved = torch.load(tmp_path / "c")
+    later = Twins(SmallNet(), ADAMW, images(1)[0])
+    for model, optimizer in zip((later.eager, later.step), later.optimizers, strict=True):
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))
+    later.run(images(20))
+
+
+def test_an_average_of_the_weights():
+    twins = Twins(SmallNet(), ADAMW, images(1)[0])
+    averages = [
+        optim.swa_utils.AveragedModel(each, multi_avg_fn=optim.swa_utils.get_ema_multi_avg_fn(0.9))
+        for each in (twins.eager, twins.planned)
+    ]
+    for batch in images(20):
+        twins.train(batch)
+        for average, model in zip(averages, (twins.eager, twins.planned), strict=True):
+            average.update_parameters(model)
+    assert_same_models(*averages)
+
+
+def test_layers_are_frozen_and_unfrozen_between_epochs():
+    twins = Twins(SmallNet(), MOMENTUM, images(1)[0]).run(images(3))
+    for wanted in (False, True):
+        for model in (twins.eager, twins.planned):
+            model.conv.requires_grad_(wanted)
+            model.conv.zero_grad()
+        twins.calls = 0
+        twins.run(images(8))
+    assert twins.step.replans == 2
+
+
+def test_channels_last_and_mixed_types():
+    class Mixed(SmallNet):
+        def forward(self, x):
+            return super().forward(x).to(torch.bfloat16).float()
+
+    batches = [(x.to(memory_format=torch.channels_last), y) for x, y in images(20)]
+    model = Mixed().to(memory_format=torch.channels_last)
+    Twins(model, MOMENTUM, batches[0]).run(batches)
+
+
+def test_the_last_batch_of_an_epoch_is_smaller():
+    twins = Twins(SmallNet(0.0), MOMENTUM, images(1, batch=4)[0])
+    for _ in range(4):
+        for batch in (*images(4, batch=4), *images(1, batch=3)):
+            _train(twins, batch)
+    twins.compare()
+    assert len(twins.step._plans) == 2
+    assert twins.step.replans == 0
+    assert twins.step.counts.served > 0
+    assert twins.step.counts.outside == 0
+
+
+def _train(twins, batch):
+    """One step of both; requests are counted by the caller, as every shape records a first call."""
+    expected = twins.train_eager(batch)
+    twins.step.poison()
+    assert_same(expected, twins.step(*batch), "loss")
+
+
+def test_one_buffer_serves_all_shapes():
+    twins = Twins(SmallNet(0.0), MOMENTUM, images(1, batch=4)[0])
+    sizes = {}
+    for batch in (4, 2, 6, 4, 2, 6):
+        for each in images(2, batch=batch):
+            _train(twins, each)
+        sizes[batch] = twins.step.plan.buffer_bytes
+        assert twins.step._buffer.get().buffer_bytes == max(sizes.values())
+    twins.compare()
+
+
+def test_more_plans_than_the_limit():
+    twins = Twins(SmallNet(0.0), MOMENTUM, images(1, batch=2)[0], most_plans=2)
+    for batch in (2, 3, 4, 3, 2, 4):
+        for each in images(2, batch=batch):
+            _train(twins, each)
+        assert len(twins.step._plans) <= 2
+    twins.compare()
+    assert twins.step.binding == "buffer"
