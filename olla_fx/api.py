@@ -22,7 +22,7 @@ from olla_fx.errors import CaptureError
 from olla_fx.plan import Plan
 from olla_fx.plan_cache import cached_plan
 from olla_fx.rewrite import rewrite
-from olla_fx.run import MOST_PLANS, CompiledStep, Executor, PlannedModule, SharedBuffer
+from olla_fx.run import MOST_PLANS, Compile, CompiledStep, Executor, PlannedModule, SharedBuffer
 from olla_solvers import backends
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.planner import make_plan
@@ -84,7 +84,7 @@ def optimize(
     if optimizer is not None:
         warn_about_fused(optimizer)
 
-    return PlannedModule(request, _Compiler(solver, time_limit), most_plans)
+    return PlannedModule(request, plan_options(solver=solver, time_limit=time_limit), most_plans)
 
 
 def plan(
@@ -135,6 +135,21 @@ def plan(
     memory = make_plan(dataflow.problem, solver=solver, time_limit=time_limit)
     eager = eager_baseline(request) if baseline else None
     return Plan(dataflow.problem, memory, eager, {**timings, **memory.timings})
+
+
+def plan_options(*, solver: str = "auto", time_limit: float | None = None) -> Compile:
+    """What captures and plans requests, with checked options.
+
+    Args:
+        solver: see :func:`optimize`.
+        time_limit: see :func:`optimize`.
+
+    Raises:
+        SolverUnavailableError: when the solver is unknown or not installed.
+        OptionError: when ``time_limit`` is no number of seconds.
+    """
+    backends.check_options(solver, time_limit)
+    return _Compiler(solver, time_limit)
 
 
 @dataclass(frozen=True)

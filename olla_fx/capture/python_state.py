@@ -19,8 +19,12 @@ from torch import fx, nn
 from olla_fx import torch_compat
 from olla_fx.capture.pictures import function_values, is_atomic, picture_of, same
 
-MODULE_TABLES = frozenset(nn.Module().__dict__) | {"_flat_weights", "_flat_weight_refs"}
-"""Attributes by which ``nn.Module`` itself works; what they hold is looked up and compared by name."""
+MODULE_TABLES = (
+    frozenset(nn.Module().__dict__)
+    | frozenset(fx.GraphModule(nn.Module(), fx.Graph()).__dict__)
+    | {"_flat_weights", "_flat_weight_refs"}
+)
+"""Attributes by which modules and traced modules work; what they hold is looked up and compared by name."""
 
 _ABSENT = object()
 

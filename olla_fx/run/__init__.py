@@ -2,12 +2,13 @@
 
 from olla_fx.run.executor import Binding, Executor, RunCounts
 from olla_fx.run.lookup import StepLookup
-from olla_fx.run.module import MOST_PLANS, CompiledStep, PlannedModule
+from olla_fx.run.module import MOST_PLANS, Compile, CompiledStep, PlannedModule
 from olla_fx.run.shared_buffer import SharedBuffer
 
 __all__ = [
     "MOST_PLANS",
     "Binding",
+    "Compile",
     "CompiledStep",
     "Executor",
     "PlannedModule",

@@ -1,0 +1,86 @@
+"""``torch.compile(model, backend="olla_fx")``: every graph that Dynamo cuts out, planned and in one buffer.
+
+A piece is planned like a module in the caller's own loop, forward and backward together, when it is first
+called with inputs of a new kind, so that sizes which Dynamo left open are known. Parameters and buffers
+reach it as inputs. Pieces on both sides of a graph break are alive together, so each has a buffer of its
+own. A piece that cannot be captured runs as Dynamo wrote it, with one warning.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from olla_fx.api import plan_options
+from olla_fx.capture import Mode, StepRequest
+from olla_fx.errors import CaptureError, StepInputError
+from olla_fx.run import PlannedModule
+from olla_solvers.errors import OptionError
+
+
+class PlannedPiece:
+    """One graph, planned at its first call.
+
+    Attributes:
+        module: the planned module; None before the first call, and where the graph runs as it is.
+    """
+
+    def __init__(self, graph_module: fx.GraphModule, options: Mapping[str, Any]) -> None:
+        """Keep the graph.
+
+        Args:
+            graph_module: Dynamo's.
+            options: ``solver`` and ``time_limit`` of :func:`olla_fx.optimize`.
+        """
+        self._graph_module = graph_module
+        self._compiler = plan_options(**options)
+        self._plain = False
+        self.module: PlannedModule | None = None
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the graph."""
+        if not self._plain:
+            try:
+                if self.module is None:
+                    request = StepRequest(self._graph_module, inputs, Mode.AUTOGRAD)
+                    self.module = PlannedModule(request, self._compiler)
+                return self.module(*inputs)
+            except (CaptureError, StepInputError) as error:
+                self._plain = True
+                self.module = None
+                warnings.warn(
+                    f"a graph of {_size(self._graph_module)} operators runs without a plan: {error}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        return self._graph_module(*inputs)
+
+
+def backend(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> PlannedPiece:
+    """The entry point ``olla_fx`` of ``torch_dynamo_backends``.
+
+    Args:
+        graph_module: what Dynamo captured.
+        example_inputs: fake; not needed, as planning waits for the first call.
+        options: ``torch.compile(..., options={"solver": ..., "time_limit": ...})``.
+
+    Returns:
+        What Dynamo calls in the graph's place.
+
+    Raises:
+        OptionError: when an option is unknown.
+    """
+    options = dict(options or {})
+    unknown = sorted(options.keys() - {"solver", "time_limit"})
+    if unknown:
+        raise OptionError(f"the backend olla_fx has no option {unknown[0]!r}: solver and time_limit are all")
+    return PlannedPiece(graph_module, options)
+
+
+def _size(graph_module: fx.GraphModule) -> int:
+    return sum(node.op.startswith("call") for node in graph_module.graph.nodes)

@@ -1,0 +1,153 @@
+"""``torch.compile(model, backend="olla_fx")``: every graph piece planned, in a buffer of its own."""
+
+import copy
+import warnings
+from importlib import metadata
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from olla_fx import dynamo
+from olla_solvers.errors import OptionError, SolverUnavailableError
+from tests.olla_fx.helpers import SmallNet, assert_same, assert_same_models, images, mlp, sgd, vectors
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Compiled:
+    """One model twice: in eager, and compiled by the backend."""
+
+    def __init__(self, model, options=None):
+        self.eager, self.model = copy.deepcopy(model), model
+        self.optimizers = [sgd(each.parameters()) for each in (self.eager, model)]
+        self.pieces = []
+        self.compiled = torch.compile(model, backend=self._backend, options=options)
+        self.calls = 0
+
+    def _backend(self, graph_module, example_inputs, **options):
+        piece = dynamo.backend(graph_module, example_inputs, **options)
+        self.pieces.append(piece)
+        return piece
+
+    def run(self, batches):
+        for x, y in batches:
+            losses = []
+            for module, optimizer in zip((self.eager, self.compiled), self.optimizers, strict=True):
+                torch.manual_seed(self.calls)
+                optimizer.zero_grad()
+                loss = F.cross_entropy(module(x), y)
+                for piece in self.pieces:
+                    assert piece.module is None or module is self.eager or not piece.module.stock_runs
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+            self.calls += 1
+            assert_same(*losses, f"loss of step {self.calls}")
+            for piece in self.pieces:
+                if piece.module is not None:
+                    piece.module.poison()
+        assert_same_models(self.eager, self.model)
+        return self
+
+    def assert_served(self, pieces):
+        assert len(self.pieces) == pieces
+        for piece in self.pieces:
+            assert piece.module.binding == "buffer"
+            assert piece.module.counts.served > 0
+            assert piece.module.counts.outside == 0, piece.module.outside_log
+
+
+class Broken(nn.Module):
+    """Two graphs with Python between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = SmallNet(), mlp(5, 5)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(hidden)
+
+
+def test_the_entry_point_is_this_backend():
+    (found,) = metadata.entry_points(group="torch_dynamo_backends", name="olla_fx")
+    assert found.load() is dynamo.backend
+    assert "olla_fx" in torch._dynamo.list_backends()
+
+
+def test_by_name():
+    model = mlp()
+    x, y = vectors(1)[0]
+    with torch.no_grad():
+        expected = model(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        output = torch.compile(model, backend="olla_fx")(x)
+    assert_same(expected, output.detach(), "answer")
+    F.cross_entropy(output, y).backward()
+    assert all(each.grad is not None for each in model.parameters())
+
+
+@pytest.mark.parametrize(("model", "batches"), [(mlp, vectors), (SmallNet, images)])
+def test_twenty_steps(model, batches):
+    Compiled(model()).run(batches(20)).assert_served(1)
+
+
+def test_graph_breaks():
+    compiled = Compiled(Broken()).run(images(20))
+    compiled.assert_served(2)
+    first, second = (piece.module._buffer.get() for piece in compiled.pieces)
+    assert not first.contains(second.address)
+
+
+def test_sizes_that_dynamo_leaves_open():
+    batches = [each for batch in (2, 3, 4, 2, 3) for each in images(2, batch=batch)]
+    compiled = Compiled(SmallNet(0.0)).run(batches)
+    compiled.assert_served(2)  # Dynamo makes a second graph, for all further sizes
+
+
+def test_evaluation_and_options():
+    compiled = Compiled(SmallNet(), {"solver": "none"}).run(images(2))
+    for module in (compiled.eager, compiled.compiled):
+        module.eval()
+    for image, _ in images(3):
+        with torch.no_grad():
+            assert_same(compiled.eager(image), compiled.compiled(image), "evaluation")
+    compiled.assert_served(2)
+
+
+def test_a_piece_that_cannot_be_captured_runs_as_it_is():
+    class Inverse(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(6, 6)
+
+        def forward(self, x):
+            return torch.linalg.inv(self.body.weight) @ self.body(x).T
+
+    model = Inverse()
+    x = torch.randn(6, 6)
+    compiled = Compiled(model)
+    with pytest.warns(RuntimeWarning, match="runs without a plan: .*side effect"):
+        output = compiled.compiled(x)
+    assert_same(model(x).detach(), output.detach(), "answer")
+    output.sum().backward()
+    assert model.body.weight.grad is not None
+
+
+def test_bad_options():
+    graph_module = torch.fx.symbolic_trace(mlp())
+    with pytest.raises(OptionError, match="no option 'speed'"):
+        dynamo.backend(graph_module, [], options={"speed": 1})
+    with pytest.raises(SolverUnavailableError, match="unknown solver"):
+        dynamo.backend(graph_module, [], options={"solver": "scip"})
+    with pytest.raises(OptionError, match="time_limit"):
+        dynamo.backend(graph_module, [], options={"time_limit": -1})
