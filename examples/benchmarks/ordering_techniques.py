@@ -74,14 +74,16 @@ def perceptron_step() -> Problem:
     return plan.problem
 
 
-def compare_programs(paths: Sequence[Path], solver: str, limit: float) -> None:
-    """The ordering program of each graph, a line for each variant."""
+def compare_programs(paths: Sequence[Path], solver: str, limit: float, wanted: Sequence[str]) -> None:
+    """The ordering program of each graph, a line for each variant that is wanted; all where none is named."""
     for path in paths:
         problem = Problem.load(path)
         print(
             f"{path.stem}, {solver}, {limit:g} s: variables, constraints, seconds, status, peak, bound (MiB)"
         )
         for name, techniques in program_variants():
+            if wanted and name not in wanted:
+                continue
             schedule = order(problem, solver=solver, time_limit=limit, techniques=techniques)
             report = schedule.solver
             print(
@@ -138,12 +140,14 @@ def main() -> int:
     parser.add_argument("files", nargs="*", type=Path, help="graph files")
     parser.add_argument("--solver", default="highs", choices=backends.SOLVERS)
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds a graph and variant")
+    parser.add_argument("--variants", nargs="+", default=(), help="of programs; such as all or literal")
     options = parser.parse_args()
     if options.what == "rules":
         compare_rules(options.files, options.time_limit)
+    elif options.what == "joint":
+        compare_joint(options.files, options.solver, options.time_limit)
     else:
-        compare = compare_programs if options.what == "programs" else compare_joint
-        compare(options.files, options.solver, options.time_limit)
+        compare_programs(options.files, options.solver, options.time_limit, options.variants)
     return 0
 
 
