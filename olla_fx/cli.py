@@ -1,4 +1,4 @@
-"""The command ``olla-fx``: plans a model's step, or orders a graph from a file, and says what it needs.
+"""The command ``olla-fx``: plans a model's step, orders a graph or places spans from a file.
 
 Nothing is run and no weights are loaded: ``plan`` builds its model on the meta device.
 
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from olla_fx import models
+from olla_fx import cli_place, models
 from olla_fx.api import plan as plan_step
 from olla_fx.errors import OllaError
 from olla_fx.plan import Plan
@@ -91,6 +91,7 @@ def _parser() -> _Parser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_plan(commands)
     _add_order(commands)
+    _add_place(commands)
     return parser
 
 
@@ -116,6 +117,13 @@ def _add_order(commands: Any) -> None:
     command.add_argument(
         "graph", metavar="GRAPH.json", help="a dataflow graph; docs/solvers.md has the format"
     )
+    _add_common(command)
+
+
+def _add_place(commands: Any) -> None:
+    command = commands.add_parser("place", help="give the spans of a table their offsets in one buffer")
+    command.set_defaults(run=_run_place)
+    cli_place.add_options(command)
     _add_common(command)
 
 
@@ -188,6 +196,15 @@ def _run_order(parsed: argparse.Namespace) -> None:
         ("seconds", f"{schedule.seconds:.2f}"),
     ]
     _report(rows, _order_document(problem, schedule, parsed.solver), parsed.json)
+
+
+def _run_place(parsed: argparse.Namespace) -> None:
+    _check_folders(parsed.json, parsed.output)
+    rows, document, table = cli_place.run(parsed)
+    if table is not None:
+        sys.stdout.write(table)
+    else:
+        _report(rows, document, parsed.json)
 
 
 def _check_folders(*paths: str | None) -> None:

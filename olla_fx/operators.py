@@ -1,11 +1,8 @@
-"""Operators of ATen that eager runs in ways a graph's call of them would not, under names of our own.
+"""oneDNN's LSTM under names of our own: a graph's plain call of ATen's operators would do less than eager.
 
-* ``lstm_layer``, ``lstm_layer_backward``: oneDNN's LSTM keeps what its backward needs (its workspace) only
-  while gradients are enabled, and its backward returns one tensor as the gradients of both biases.
-* ``encoder_layer``, ``self_attention``: the fused inference kernels of ``nn.TransformerEncoderLayer`` and
-  ``nn.MultiheadAttention`` have no form for fake tensors.
-
-Each runs the operator of ATen itself, so that the bits are eager's.
+The forward keeps what its backward needs (its workspace) only while gradients are enabled, which they are
+not when a planned step runs. The backward returns one tensor as the gradients of both biases, though its
+fake form makes two: here it is one result. Both run the operators of ATen, so that the bits are eager's.
 """
 
 from __future__ import annotations
@@ -43,21 +40,6 @@ def _run_lstm_backward(*arguments: Any) -> Any:
     return *gradients[:_SECOND_BIAS], *gradients[_SECOND_BIAS + 1 :]
 
 
-def _fake_encoder_layer(src: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return src.new_empty(src.shape)
-
-
-def _fake_self_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, embed_dim: int, num_head: int,
-    qkv_weight: torch.Tensor, qkv_bias: torch.Tensor, proj_weight: torch.Tensor, proj_bias: torch.Tensor,
-    mask: torch.Tensor | None = None, need_weights: bool = True, average_attn_weights: bool = True,
-    mask_type: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    batch, length, _ = query.shape
-    shape = (batch, length, length) if average_attn_weights else (batch, num_head, length, length)
-    return query.new_empty(query.shape), query.new_empty(shape if need_weights else (0,))
-
-
 lstm_layer = _define("lstm_layer", aten.mkldnn_rnn_layer.default, _run_lstm, aten.mkldnn_rnn_layer.default)
 lstm_layer_backward = _define(
     "lstm_layer_backward",
@@ -65,18 +47,6 @@ lstm_layer_backward = _define(
     _run_lstm_backward,
     _run_lstm_backward,
     "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-encoder_layer = _define(
-    "encoder_layer",
-    aten._transformer_encoder_layer_fwd.default,
-    aten._transformer_encoder_layer_fwd.default,
-    _fake_encoder_layer,
-)
-self_attention = _define(
-    "self_attention",
-    aten._native_multi_head_attention.default,
-    aten._native_multi_head_attention.default,
-    _fake_self_attention,
 )
 
 

@@ -11,7 +11,7 @@ import inspect
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ from torch.nn.modules.module import (
     _global_forward_pre_hooks,
 )
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils import _python_dispatch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 OLDEST_TESTED = (2, 11)
 NEWEST_TESTED = (2, 13)
@@ -78,6 +80,19 @@ def below_autograd() -> contextlib.AbstractContextManager[None]:
     """Within it, operators skip autograd, although gradients may be enabled."""
     guard: contextlib.AbstractContextManager[None] = torch._C._AutoDispatchBelowAutograd()
     return guard
+
+
+@contextlib.contextmanager
+def real_tensors() -> Iterator[None]:
+    """Within it, operators compute on real tensors, whatever modes are on."""
+    with _python_dispatch._disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():
+        yield
+
+
+def tensor_dictionary() -> MutableMapping[torch.Tensor, Any]:
+    """A dictionary whose keys are tensors, by identity; it does not keep them alive."""
+    dictionary: MutableMapping[torch.Tensor, Any] = WeakTensorKeyDictionary()
+    return dictionary
 
 
 @contextlib.contextmanager

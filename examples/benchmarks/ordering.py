@@ -1,11 +1,12 @@
 """Orders training steps for the smallest peak and tabulates what every method reaches and proves.
 
 Without arguments: the models of OLLA's evaluation at batch 1 and 32, captured under fake tensors, so that
-no batch needs memory. With graph files: those. The first table compares orders and bounds; ``--solvers``
-adds a second one, in which integer program solvers get the same graphs and the same limit as the search.
+no batch needs memory. With graph files: those. Three tables compare orders and bounds, the seconds of each
+stage, and the sizes of the integer programs; ``--solvers`` adds a fourth, in which integer program solvers
+get the same graphs and the same limit as the search, without its order or bound.
 
     python examples/benchmarks/ordering.py --graphs captured --json ordering.json
-    python examples/benchmarks/ordering.py captured/alexnet_1.json --solvers cbc highs
+    python examples/benchmarks/ordering.py captured/alexnet_1_sgd.json --solvers cbc highs gurobi
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from olla_solvers import backends
 from olla_solvers.analysis import captured_order, peak_bytes, precedence_bound
 from olla_solvers.errors import OllaError
-from olla_solvers.order import order
+from olla_solvers.order import ALL_TECHNIQUES, LITERAL, order, order_in_stages
 from olla_solvers.order.bounds import mincut_bound
 from olla_solvers.order.contract import contract
 from olla_solvers.order.flow import FlowGraph, flow_of
-from olla_solvers.order.greedy import best_order
-from olla_solvers.order.ilp import order_program, variables_needed
+from olla_solvers.order.greedy import best_order, free_first
 from olla_solvers.order.inductor import HEURISTICS
+from olla_solvers.order.program_size import program_size
 from olla_solvers.order.split import split
 from olla_solvers.problem import Problem
 
@@ -53,9 +54,6 @@ SMALLEST_BATCH = {"torchvision:inception_v3": 2}
 TOKENS = 4
 """Length of the texts."""
 
-MOST_COUNTED = 60_000
-"""Programs with more variables are not written down to count their constraints."""
-
 MIB = 1 << 20
 
 
@@ -74,10 +72,10 @@ class Row:
         bound: the best bound.
         found_by: what found the order.
         proved_by: what proved it, or None.
-        seconds: seconds a stage.
-        program: variables and constraints of the integer program, literal and reduced; None where too many
-            to write down.
-        solvers: for each solver its peak, bound, status and seconds.
+        seconds: of each heuristic and bound by itself, and of ordering.
+        stages: seconds of each stage of ordering that ran.
+        programs: variables and constraints of the integer program, literal, within spans, and contracted.
+        solvers: for each solver its peak, its own bound, status, seconds, and its program's size.
     """
 
     graph: str
@@ -91,7 +89,8 @@ class Row:
     found_by: str
     proved_by: str | None
     seconds: dict[str, float]
-    program: dict[str, int | None]
+    stages: dict[str, float]
+    programs: dict[str, tuple[int, int]]
     solvers: dict[str, dict[str, object]] = field(default_factory=dict)
 
     @property
@@ -120,7 +119,9 @@ def capture(name: str, batch: int, optimizer: str) -> tuple[Problem, int | None]
 def graphs(options: argparse.Namespace) -> Iterator[tuple[str, Problem, int | None]]:
     """Every graph to measure: its name, the problem, and what eager needs."""
     for path in options.files:
-        yield path.stem, Problem.load(path), None
+        eager = path.with_suffix(".eager")
+        needed = int(eager.read_text(encoding="utf-8")) if eager.exists() else None
+        yield path.stem, Problem.load(path), needed
     if options.files:
         return
     for batch in options.batches:
@@ -155,10 +156,13 @@ def measure(name: str, problem: Problem, eager: int | None, time_limit: float) -
     peaks: dict[str, int] = {}
     for label, heuristic in HEURISTICS.items():
         start = time.perf_counter()
-        peaks[label] = peak_bytes(problem, heuristic(problem, float("inf")))
+        peaks[label] = peak_bytes(problem, heuristic(problem))
         seconds[label] = time.perf_counter() - start
-    start = time.perf_counter()
     flow, _ = flow_of(problem)
+    start = time.perf_counter()
+    peaks["free first"] = min(flow.peak_bytes(free_first(flow, by_net=each)) for each in (True, False))
+    seconds["free first"] = time.perf_counter() - start
+    start = time.perf_counter()
     peaks["greedy"] = best_order(flow, 0, float("inf")).peak_bytes
     seconds["greedy"] = time.perf_counter() - start
     bounds: dict[str, int] = {}
@@ -166,7 +170,7 @@ def measure(name: str, problem: Problem, eager: int | None, time_limit: float) -
         start = time.perf_counter()
         bounds[label] = bound(problem)
         seconds[label] = time.perf_counter() - start
-    schedule = order(problem, time_limit=time_limit)
+    schedule, stages = order_in_stages(problem, time_limit=time_limit)
     return Row(
         graph=name,
         operators=len(problem.operators),
@@ -179,7 +183,8 @@ def measure(name: str, problem: Problem, eager: int | None, time_limit: float) -
         found_by=schedule.found_by,
         proved_by=schedule.proved_by,
         seconds={**seconds, "order": schedule.seconds},
-        program=_program_sizes(flow),
+        stages=dict(stages),
+        programs=_program_sizes(flow),
     )
 
 
@@ -187,22 +192,15 @@ def _mincut(problem: Problem) -> int:
     return mincut_bound(problem, time_limit=10)
 
 
-def _program_sizes(flow: FlowGraph) -> dict[str, int | None]:
+def _program_sizes(flow: FlowGraph) -> dict[str, tuple[int, int]]:
     """Of equation 14: every operator and array at every timestep; within spans; contracted and split."""
-    pieces = [piece.flow for piece in split(contract(flow).flow)]
+    pieces = [program_size(piece.flow) for piece in split(contract(flow).flow)]
+    spans = replace(ALL_TECHNIQUES, early_updates=False)
+    sizes = {"literal": program_size(flow, LITERAL), "within spans": program_size(flow, spans)}
     return {
-        "variables, literal": 1 + flow.count * (flow.count + len(flow.arrays)),
-        "variables, spans": variables_needed(flow),
-        "variables, contracted": sum(variables_needed(each) for each in pieces),
-        "constraints, spans": _constraints([flow]),
-        "constraints, contracted": _constraints(pieces),
+        **{name: (size.variables, size.constraints) for name, size in sizes.items()},
+        "contracted": (sum(each.variables for each in pieces), sum(each.constraints for each in pieces)),
     }
-
-
-def _constraints(flows: Sequence[FlowGraph]) -> int | None:
-    if sum(variables_needed(flow) for flow in flows) > MOST_COUNTED:
-        return None
-    return sum(len(order_program(flow, range(flow.count)).model.rows) for flow in flows)
 
 
 def compare_solvers(row: Row, problem: Problem, solvers: Sequence[str], time_limit: float) -> None:
@@ -213,12 +211,15 @@ def compare_solvers(row: Row, problem: Problem, solvers: Sequence[str], time_lim
         except OllaError as error:
             row.solvers[solver] = {"status": str(error)}
             continue
+        report = schedule.solver
+        named = solver != "auto"
         row.solvers[solver] = {
             "peak": schedule.peak_bytes,
-            "bound": schedule.lower_bound_bytes,
-            "status": schedule.proved_by or "open",
+            "bound": report.bound_bytes if named else schedule.lower_bound_bytes,
+            "status": report.status.value if named else schedule.proved_by or "open",
             "seconds": schedule.seconds,
-            "variables": schedule.solver.variables,
+            "variables": report.variables,
+            "constraints": report.constraints,
         }
 
 
@@ -235,8 +236,8 @@ def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def orders_table(rows: Sequence[Row]) -> str:
     """The first table; peaks and bounds in MiB."""
-    header = ("graph", "operators", "eager", "captured", *HEURISTICS, "greedy", "peak", "precedence",
-              "min-cut", "gap %", "seconds", "variables", "reduced", "proved by")  # fmt: skip
+    header = ("graph", "operators", "eager", "captured", *HEURISTICS, "free first", "greedy", "peak",
+              "precedence", "min-cut", "gap %", "seconds", "found by", "proved by")  # fmt: skip
     lines = [
         (
             row.graph,
@@ -248,8 +249,7 @@ def orders_table(rows: Sequence[Row]) -> str:
             *(_mib(each) for each in row.bounds.values()),
             f"{100 * row.gap:.3f}",
             f"{row.seconds['order']:.2f}",
-            f"{row.program['variables, spans']:,}",
-            f"{row.program['variables, contracted']:,}",
+            row.found_by,
             row.proved_by or "open",
         )
         for row in rows
@@ -257,8 +257,26 @@ def orders_table(rows: Sequence[Row]) -> str:
     return table(header, lines)
 
 
+def stages_table(rows: Sequence[Row]) -> str:
+    """The second table: seconds of each stage that ran."""
+    stages = list(dict.fromkeys(stage for row in rows for stage in row.stages))
+    lines = [
+        (row.graph, *(f"{row.stages[each]:.3f}" if each in row.stages else "-" for each in stages))
+        for row in rows
+    ]
+    return table(("graph", *stages), lines)
+
+
+def programs_table(rows: Sequence[Row]) -> str:
+    """The third table: variables and constraints."""
+    names = list(rows[0].programs) if rows else []
+    header = ("graph", *(f"{name}: {what}" for name in names for what in ("variables", "constraints")))
+    lines = [(row.graph, *(f"{size:,}" for name in names for size in row.programs[name])) for row in rows]
+    return table(header, lines)
+
+
 def solvers_table(rows: Sequence[Row]) -> str:
-    """The second table; peaks and bounds in MiB."""
+    """The last table; peaks and bounds in MiB."""
     lines = [
         (
             row.graph,
@@ -268,12 +286,15 @@ def solvers_table(rows: Sequence[Row]) -> str:
                 for key in ("peak", "bound")
             ),
             f"{result['seconds']:.2f}" if "seconds" in result else "-",
-            str(result["status"])[:60],
+            *(str(result.get(key, "-")) for key in ("variables", "constraints")),
+            str(result["status"])[:70],
         )
         for row in rows
         for solver, result in row.solvers.items()
     ]
-    return table(("graph", "solver", "peak", "bound", "seconds", "proved by"), lines)
+    return table(
+        ("graph", "solver", "peak", "own bound", "seconds", "variables", "constraints", "status"), lines
+    )
 
 
 def _mib(size: int | None) -> str:
@@ -302,10 +323,8 @@ def main() -> int:
         print(f"{name}: {_mib(row.peak)} MiB, {row.proved_by or 'open'}", file=sys.stderr)
         if options.json:
             options.json.write_text(json.dumps([asdict(each) for each in rows], indent=1), encoding="utf-8")
-    print(orders_table(rows))
-    if options.solvers:
-        print()
-        print(solvers_table(rows))
+    tables = [orders_table, stages_table, programs_table, *([solvers_table] if options.solvers else [])]
+    print("\n\n".join(each(rows) for each in tables))
     return 0
 
 

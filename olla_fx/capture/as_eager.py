@@ -7,49 +7,41 @@ time and a scalar tail, which rounds ``exp`` differently. Such an operator is tr
 and ``copy`` of the result into the strides of its argument; :mod:`olla_fx.rewrite.restore` puts the two
 together again.
 
-**Fused kernels** that a graph cannot hold as they are become operators of :mod:`olla_fx.operators`.
+**oneDNN's LSTM**, which a graph cannot call as it is, becomes operators of :mod:`olla_fx.operators`.
+
+**Values that depend on no input** are told to Python (:mod:`olla_fx.capture.known_values`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from olla_fx import operators
+from olla_fx.capture.known_values import KnownValues
 from olla_fx.errors import CaptureError
 
 aten = torch.ops.aten
+_SELF_ATTENTION = aten._native_multi_head_attention.default
 
 
-class AsEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class AsEager(KnownValues):  # type: ignore[no-untyped-call]
     """While on, operators are traced as eager runs them; see the module docstring."""
 
-    def __init__(self) -> None:
-        """Make the mode; it acts within a ``with`` block."""
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Run one operator."""
-        kwargs = kwargs or {}
-        stand_in = _STAND_INS.get(func)
+    def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Trace one operator."""
+        stand_in = _STAND_INS.get(operator)
         if stand_in is not None:
             return stand_in(*args, **kwargs)
-        functional = _functional_form(func) if func._schema.is_mutable else None
+        functional = _functional_form(operator) if operator._schema.is_mutable else None
         if functional is None or _is_dense(args[0]):
-            return func(*args, **kwargs)
+            return operator(*args, **kwargs)
         target = args[0]
         result = functional(*args, **kwargs)
         if result.shape != target.shape or result.dtype != target.dtype:
-            return func(*args, **kwargs)
+            return operator(*args, **kwargs)
         return target.copy_(result)
 
 
@@ -64,8 +56,11 @@ def _lstm_layer_backward(*arguments: Any) -> Any:
 
 
 def _self_attention(*arguments: Any, **options: Any) -> Any:
-    attended, weights = operators.self_attention(*arguments, **options)
-    return attended, (weights if weights.numel() else None)
+    """The fused kernel gives no weights unless asked; its fake form always does."""
+    position = [each.name for each in _SELF_ATTENTION._schema.arguments].index("need_weights")
+    attended, weights = _SELF_ATTENTION(*arguments, **options)
+    given = options.get("need_weights", True) if position >= len(arguments) else arguments[position]
+    return attended, weights if given else None
 
 
 def _refuse_nested(*_: Any, **__: Any) -> Any:
@@ -78,8 +73,7 @@ def _refuse_nested(*_: Any, **__: Any) -> Any:
 _STAND_INS: dict[Any, Callable[..., Any]] = {
     aten.mkldnn_rnn_layer.default: _lstm_layer,
     aten.mkldnn_rnn_layer_backward.default: _lstm_layer_backward,
-    aten._transformer_encoder_layer_fwd.default: operators.encoder_layer,
-    aten._native_multi_head_attention.default: _self_attention,
+    _SELF_ATTENTION: _self_attention,
     aten._nested_tensor_from_mask_left_aligned.default: _refuse_nested,
     aten._nested_tensor_from_mask.default: _refuse_nested,
 }

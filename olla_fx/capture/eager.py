@@ -16,6 +16,7 @@ from olla_fx import torch_compat
 from olla_fx.baseline import Baseline, dispatched_baseline
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.inputs import Role, TensorSlot, TensorSpec, tensor_slots
+from olla_fx.capture.known_values import KnownValues
 from olla_fx.capture.shadow_model import ShadowModel
 from olla_fx.capture.types import Mode, StepRequest, plan_device
 
@@ -80,7 +81,7 @@ class FakeStep:
 
     def __call__(self) -> object:
         """Run one eager step; gradients are left in ``.grad`` until the update is done."""
-        with self.fake_mode:
+        with self.fake_mode, KnownValues():
             if self.request.mode is Mode.INFERENCE:
                 with torch.no_grad():
                     return self._shadow.model(*self._inputs)
@@ -92,13 +93,13 @@ class FakeStep:
 
     def forward(self) -> list[torch.Tensor]:
         """Run forward only; the flat outputs through which gradients can come."""
-        with self.fake_mode, torch.enable_grad():
+        with self.fake_mode, KnownValues(), torch.enable_grad():
             leaves = pytree.tree_leaves(self._shadow.model(*self._inputs))
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
 
     def backward(self) -> torch.Tensor:
         """Run forward and backward only."""
-        with self.fake_mode, torch.enable_grad():
+        with self.fake_mode, KnownValues(), torch.enable_grad():
             if self.request.mode is Mode.AUTOGRAD:
                 sums = [output.sum() for output in self.forward()]
                 total = torch.stack([each.real.double() for each in sums]).sum()

@@ -127,7 +127,7 @@ def explained(model: nn.Module) -> Iterator[None]:
             ) from error
         raise CaptureError(
             f"{name} has control flow or shapes that depend on the values of its tensors, so no one graph "
-            f"describes its step: {_first_line(error)}. Rewrite that part with torch.where or fixed shapes"
+            f"describes its step: {_first_line(error)}. {_way_out(model)}"
         ) from error
     except AssertionError as error:
         if "functional graph" not in str(error):
@@ -140,6 +140,16 @@ def explained(model: nn.Module) -> Iterator[None]:
         raise CaptureError(
             f"{name} (or its loss) rejects the example input: {type(error).__name__}: {_first_line(error)}"
         ) from error
+
+
+def _way_out(model: nn.Module) -> str:
+    """What to do about control flow that depends on data."""
+    if any(type(module).__module__.startswith("transformers.") for module in model.modules()):
+        return (
+            "transformers looks into position_ids and into a mask of two dimensions: leave them out, or give "
+            "attention_mask as booleans of shape [batch, 1, queries, keys], with what is causal in it"
+        )
+    return "Rewrite that part with torch.where or fixed shapes"
 
 
 def _first_line(error: Exception) -> str:

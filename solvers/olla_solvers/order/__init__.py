@@ -9,7 +9,7 @@ which are never lost.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from olla_solvers import backends
@@ -26,7 +26,7 @@ from olla_solvers.order.techniques import ALL_TECHNIQUES, LITERAL, Techniques
 from olla_solvers.plan import Schedule, SolverEffect, SolverReport
 from olla_solvers.problem import Bytes, OperatorIndex, Problem
 
-__all__ = ["ALL_TECHNIQUES", "LITERAL", "Techniques", "order"]
+__all__ = ["ALL_TECHNIQUES", "LITERAL", "Techniques", "order", "order_in_stages"]
 
 DEFAULT_SECONDS = 30.0
 """Time limit where none is given."""
@@ -83,14 +83,39 @@ def order(
     if solver not in ("auto", "none"):
         backends.require(solver)
         return _by_program(problem, solver, start, start + time_limit, techniques)
+    return _by_portfolio(problem, solver, start, start + time_limit)[0]
+
+
+def order_in_stages(
+    problem: Problem, *, time_limit: float = DEFAULT_SECONDS
+) -> tuple[Schedule, Mapping[str, float]]:
+    """Order as :func:`order` does with ``auto``, and say where the time went.
+
+    Args:
+        problem: the graph.
+        time_limit: seconds.
+
+    Returns:
+        The order, and wall-clock seconds for each method that ran.
+    """
+    start = time.monotonic()
+    return _by_portfolio(problem, "auto", start, start + time_limit)
+
+
+def _by_portfolio(
+    problem: Problem, solver: str, start: float, deadline: float
+) -> tuple[Schedule, Mapping[str, float]]:
+    """By all methods in turn; the integer program only with ``auto``."""
     flow, captured = flow_of(problem)
+    reading = time.monotonic() - start
     # Joining and checking the order takes about as long as reading the graph did.
-    kept = min(time.monotonic() - start, time_limit / 10)
-    portfolio = Portfolio(flow, start + time_limit - kept)
+    portfolio = Portfolio(flow, deadline - min(reading, (deadline - start) / 10))
     portfolio.run_short()
+    begin = time.monotonic()
     if portfolio.best.peak_bytes > portfolio.bound_bytes:
         for sequence, rule in _marks(problem, flow, captured):
             portfolio.offer(sequence, rule)
+    heuristics = time.monotonic() - begin
     portfolio.run_long(program=solver == "auto")
     report = SolverReport("none")
     if portfolio.refined is not None:
@@ -99,7 +124,8 @@ def order(
     bound = min(portfolio.bound_bytes, portfolio.best.peak_bytes)
     proved_by = portfolio.bound_by if bound == portfolio.best.peak_bytes else None
     best = [captured[each] for each in portfolio.best.order]
-    return _schedule(problem, best, portfolio.best.rule, (bound, proved_by), report, start)
+    schedule = _schedule(problem, best, portfolio.best.rule, (bound, proved_by), report, start)
+    return schedule, {"reading": reading, **portfolio.seconds, "plain heuristics": heuristics}
 
 
 def _marks(

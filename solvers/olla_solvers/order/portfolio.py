@@ -1,17 +1,18 @@
 """Orders a graph by every method in turn, from the cheapest to the dearest, until the order is proven.
 
 Greedy rules and the precedence bound come first; then the graph is contracted and split, and each piece
-that may still matter gets a short exact search, min-cut bounds and dearer heuristics, and then, in rounds
-that grow, more cuts, more of the search, and searches of stretches of its order. The integer program is
-tried last, where it is small enough to help. The largest of the pieces' smallest peaks is the graph's, so a
-bound proven for one piece closes all those whose known order needs no more. Whatever has been found by the
-deadline is returned, with what has been proven.
+that may still matter gets a short exact search, min-cut bounds and dearer heuristics, and then, in turns
+that grow where they gain, more cuts, projections, more of the search, and searches of stretches of its
+order. The integer program is tried last, where it is small enough to help. The largest of the pieces'
+smallest peaks is the graph's, so a bound proven for one piece closes all those whose known order needs no
+more. Whatever has been found by the deadline is returned, with what has been proven.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from olla_solvers import backends
@@ -21,6 +22,7 @@ from olla_solvers.order.contract import Contracted, contract, unchanged
 from olla_solvers.order.flow import FlowGraph
 from olla_solvers.order.greedy import Found, best_order, best_piece_order
 from olla_solvers.order.ilp import variables_needed
+from olla_solvers.order.projection import Projection
 from olla_solvers.order.refine import Refined, refine
 from olla_solvers.order.search import ALL_RULES, Alternation, SearchRules
 from olla_solvers.order.split import Piece, split, undivided
@@ -39,11 +41,14 @@ MOST_CONTRACTED = 50_000
 MOST_SEARCHED = 30_000
 """Operators above which a piece is not searched, for the same reason."""
 
-FIRST_ROUND = 0.5
-"""Seconds of each method in the first round."""
+FIRST_TURN = 0.5
+"""Seconds of each method's first turn."""
 
-ROUND_GROWTH = 1.5
-"""How much longer the next round is."""
+TURN_GROWTH = 1.5
+"""How much longer a method's next turn is where it lifted the bound or lowered the peak."""
+
+IDLE_GROWTH = 1.15
+"""How much longer it is where it did not: what needs long for a first result must get there, too."""
 
 
 @dataclass
@@ -55,6 +60,7 @@ class _Part:
         found: its best known order.
         search: its exact search, once started.
         cuts: its min-cut bounds, once started.
+        projection: its bounds from key operators, once started.
         stretches: the search of its order's stretches, once started.
     """
 
@@ -62,6 +68,7 @@ class _Part:
     found: Found
     search: Alternation | None = None
     cuts: MinimumCuts | None = None
+    projection: Projection | None = None
     stretches: StretchSearch | None = None
 
 
@@ -74,6 +81,7 @@ class Portfolio:
         bound_by: the method that proved the bound.
         parts: the contracted graph's pieces, once there are any.
         refined: if the integer program ran: the solver, what it did, and the best order before.
+        seconds: wall-clock time of each method so far.
     """
 
     def __init__(self, flow: FlowGraph, deadline: float, rules: SearchRules = ALL_RULES) -> None:
@@ -82,11 +90,22 @@ class Portfolio:
         self._deadline = deadline
         self._rules = rules
         self._contracted: Contracted | None = None
-        self.bound_bytes = max(flow.precedence_bytes, default=0)
+        self.seconds: dict[str, float] = {}
+        with self._timed("precedence bound"):
+            self.bound_bytes = max(flow.precedence_bytes, default=0)
         self.bound_by = "precedence bound"
-        self.best = best_order(flow, self.bound_bytes, deadline)
+        with self._timed("greedy"):
+            self.best = best_order(flow, self.bound_bytes, deadline)
         self.parts: list[_Part] = []
         self.refined: tuple[str, Refined, Found] | None = None
+
+    @contextlib.contextmanager
+    def _timed(self, method: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[method] = self.seconds.get(method, 0.0) + time.monotonic() - start
 
     @property
     def is_done(self) -> bool:
@@ -103,7 +122,8 @@ class Portfolio:
         """The cheap methods, which prove most graphs."""
         if self.is_done or self._flow.count > MOST_CONTRACTED:
             return
-        self._cut_up(self._share(0.3))
+        with self._timed("contraction"):
+            self._cut_up(self._share(0.3))
         self._search(self._share(0.2), SHORT_SEARCH)
 
     def run_long(self, *, program: bool) -> None:
@@ -121,18 +141,23 @@ class Portfolio:
                 break
 
     def _take_rounds(self, deadline: float) -> None:
-        """Cuts, search and stretches in turns; each of them is best on some graph."""
-        seconds = FIRST_ROUND
+        """Bounds, search and stretches in turns: what gained something gets more time than what did not."""
+        methods = (self._lift_bound, self._project, self._search, self._search_stretches)
+        seconds = [FIRST_TURN] * len(methods)
         while self._open() and not self.is_done and time.monotonic() < deadline:
-            for method in (self._lift_bound, self._search, self._search_stretches):
-                method(min(deadline, time.monotonic() + seconds))
-            seconds *= ROUND_GROWTH
+            for at, method in enumerate(methods):
+                before = (self.bound_bytes, self.best.peak_bytes)
+                method(min(deadline, time.monotonic() + seconds[at]))
+                gained = before != (self.bound_bytes, self.best.peak_bytes)
+                seconds[at] *= TURN_GROWTH if gained else IDLE_GROWTH
             if all(self._is_exhausted(part) for part in self._open()):
                 return
 
     def _is_exhausted(self, part: _Part) -> bool:
         """Whether no method can do more for a piece, with the memory that it may take."""
-        started = [each for each in (part.search, part.cuts, part.stretches) if each is not None]
+        started = [
+            each for each in (part.search, part.cuts, part.projection, part.stretches) if each is not None
+        ]
         return all(each.is_done for each in started)
 
     def _share(self, part: float) -> float:
@@ -179,7 +204,8 @@ class Portfolio:
         for part in self._open():
             if self.is_done or time.monotonic() > deadline:
                 return
-            found = best_piece_order(part.piece.flow, self.bound_bytes, deadline)
+            with self._timed("lookahead and exchange"):
+                found = best_piece_order(part.piece.flow, self.bound_bytes, deadline)
             self._take(part, found.order, found.rule)
 
     def _lift_bound(self, deadline: float) -> None:
@@ -189,8 +215,20 @@ class Portfolio:
             if part.cuts is None:
                 part.cuts = MinimumCuts(part.piece.flow, part.found.order, self.bound_bytes)
             part.cuts.learn(self.bound_bytes)
-            part.cuts.run(deadline)
+            with self._timed("min-cut bound"):
+                part.cuts.run(deadline)
             self._prove(part.cuts.bound_bytes, "min-cut bound")
+
+    def _project(self, deadline: float) -> None:
+        for part in self._open() if self._rules.projection else ():
+            if self.is_done or time.monotonic() > deadline:
+                return
+            if part.projection is None:
+                part.projection = Projection(part.piece.flow, self.bound_bytes)
+            part.projection.learn(self.bound_bytes)
+            with self._timed("projection bound"):
+                part.projection.run(part.found.peak_bytes, deadline)
+            self._prove(part.projection.bound_bytes, "projection bound")
 
     def _search(self, deadline: float, most_states: int | None = None) -> None:
         for part in self._open():
@@ -202,7 +240,8 @@ class Portfolio:
                 part.search = Alternation(part.piece.flow, part.found.order, self.bound_bytes, self._rules)
             search = part.search
             search.learn(part.found.order, self.bound_bytes)
-            search.run(deadline, most_states)
+            with self._timed("exact search"):
+                search.run(deadline, most_states)
             self._prove(search.bound_bytes, "exact search")
             self._take(part, search.order, "exact search")
 
@@ -212,7 +251,8 @@ class Portfolio:
                 return
             if part.stretches is None:
                 part.stretches = StretchSearch(part.piece.flow)
-            order = part.stretches.run(part.found.order, self.bound_bytes, deadline)
+            with self._timed("search of stretches"):
+                order = part.stretches.run(part.found.order, self.bound_bytes, deadline)
             self._take(part, order, "search of stretches")
 
     def _take(self, part: _Part, order: Sequence[OperatorIndex], rule: str) -> None:
@@ -236,9 +276,10 @@ class Portfolio:
         if self.is_done or not parts:
             return True
         try:
-            refined = refine(
-                [part.piece for part in parts], [part.found for part in parts], solver, self._deadline
-            )
+            with self._timed("integer program"):
+                refined = refine(
+                    [part.piece for part in parts], [part.found for part in parts], solver, self._deadline
+                )
         except SolverUnavailableError:
             return False
         self.refined = (solver, refined, self.best)

@@ -26,7 +26,7 @@ __all__ = ["METHODS", "place", "spans_of"]
 DEFAULT_SECONDS = 30.0
 """Time limit where none is given."""
 
-DEFAULT_WORK = 4_000_000_000
+DEFAULT_WORK = 600_000_000
 """Steps of searching where no time limit is given, about ten seconds: then the result does not depend on the
 machine unless that is very slow."""
 

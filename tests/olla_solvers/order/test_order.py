@@ -6,6 +6,7 @@ import time
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from olla_solvers import backends
 from olla_solvers.analysis import captured_order, peak_bytes, precedence_bound
@@ -15,11 +16,12 @@ from olla_solvers.order.bounds import mincut_bound, mincut_bytes
 from olla_solvers.order.contract import contract
 from olla_solvers.order.flow import FlowGraph, flow_of
 from olla_solvers.order.greedy import RULES, best_order, list_schedule
+from olla_solvers.order.projection import Projection
 from olla_solvers.order.search.cut import bits_of, live_bytes
 from olla_solvers.order.split import split
 from olla_solvers.plan import SolverEffect, SolverStatus
 from olla_solvers.problem import Array, Operator, Problem
-from tests.olla_solvers.graphs import alexnet_step, mlp_step, problems, smallest_peak
+from tests.olla_solvers.graphs import alexnet_step, mlp_step, problems, smallest_peak, training_steps
 
 MANY = settings(max_examples=400, deadline=None, derandomize=True)
 FEW = settings(max_examples=25, deadline=None, derandomize=True)
@@ -246,3 +248,20 @@ def test_files_may_list_operators_in_any_sequence() -> None:
     problem = Problem((Operator("B"), Operator("A")), (Array("x", 4, 1, (0,)),))
     assert captured_order(problem) == (1, 0)
     assert order(problem, solver="none").order == (1, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_bounds_hold_on_thousands_of_graphs() -> None:
+    @settings(max_examples=5000, deadline=None, derandomize=True)
+    @given(st.one_of(problems(most=9), training_steps()))
+    def check(problem: Problem) -> None:
+        optimum = smallest_peak(problem)
+        flow, _ = flow_of(problem)
+        projection = Projection(flow, 0)
+        projection.run(optimum + 1, float("inf"))
+        assert projection.bound_bytes <= optimum
+        assert precedence_bound(problem) <= mincut_bound(problem) <= optimum
+        assert mincut_bytes(flow, range(flow.count), 0, float("inf")) <= optimum
+
+    check()

@@ -2,69 +2,27 @@
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from olla_solvers.analysis import captured_order, peak_bytes, precedence_bound
 from olla_solvers.order import order
 from olla_solvers.order.contract import contract
 from olla_solvers.order.flow import flow_of
-from olla_solvers.order.greedy import RULES, best_order, free_first, list_schedule
+from olla_solvers.order.greedy import free_first
 from olla_solvers.order.inductor import HEURISTICS, dfs
 from olla_solvers.order.portfolio import Portfolio
 from olla_solvers.order.search import SearchRules
-from olla_solvers.order.split import piece_between
-from olla_solvers.order.stretch import StretchSearch
 from olla_solvers.problem import Array, Operator, Problem
-from tests.olla_solvers.graphs import Builder, alexnet_step, mlp_step, problems, smallest_peak
+from tests.olla_solvers.graphs import alexnet_step, mlp_step, problems, smallest_peak
+from tests.olla_solvers.order.large import is_executable, residual, wide
 
 MANY = settings(max_examples=100, deadline=None, derandomize=True)
 
 
-def wide(count: int, window: int, seed: int = 0) -> Problem:
-    """Every operator reads up to three of those shortly before it."""
-    draw = random.Random(seed)
-    readers: list[set[int]] = [set() for _ in range(count)]
-    for reader in range(1, count):
-        for _ in range(draw.randint(1, 3)):
-            readers[draw.randrange(max(0, reader - window), reader)].add(reader)
-    arrays = [Array(f"a{i}", 64 * draw.randint(1, 1000), i, tuple(sorted(readers[i]))) for i in range(count)]
-    return Problem(tuple(Operator(f"op{i}") for i in range(count)), tuple(arrays))
-
-
-def residual(blocks: int) -> Problem:
-    """A chain of blocks with a shortcut around each, its gradients in reverse, and updates at the end."""
-    step, updates = Builder(), []
-    step.run("input", makes={"x0": 1000})
-    for block in range(blocks):
-        step.run(f"conv{block}", [f"x{block}"], {f"c{block}": 1000})
-        step.run(f"relu{block}", [f"c{block}"], {f"r{block}": 1000})
-        step.run(f"add{block}", [f"r{block}", f"x{block}"], {f"x{block + 1}": 1000})
-    step.run("loss", [f"x{blocks}"], {f"g{blocks}": 1000})
-    for block in reversed(range(blocks)):
-        step.run(f"relu_grad{block}", [f"g{block + 1}", f"r{block}"], {f"d{block}": 1000})
-        step.run(f"conv_grad{block}", [f"d{block}"], {f"e{block}": 1000})
-        step.run(f"weight_grad{block}", [f"d{block}", f"x{block}"], {f"w{block}": 700 + block % 7})
-        step.run(f"add_grad{block}", [f"e{block}", f"g{block + 1}"], {f"g{block}": 1000})
-        updates.append(block)
-    for block in updates:
-        step.update(f"update{block}", [f"w{block}"], [f"conv{block}"])
-    return step.build()
-
-
-def is_executable(problem: Problem, sequence: Sequence[int]) -> bool:
-    position = {operator: at for at, operator in enumerate(sequence)}
-    return len(position) == len(problem.operators) and all(
-        position[u] < position[v] for u, v in problem.edges
-    )
-
-
-@pytest.mark.parametrize("switched_off", ["contract", "split", "mincut"])
+@pytest.mark.parametrize("switched_off", ["contract", "split", "mincut", "projection"])
 def test_the_portfolio_proves_without_a_rule(switched_off: str) -> None:
     @MANY
     @given(problems())
@@ -172,46 +130,6 @@ def test_depth_first_starts_from_the_operators_that_touch_least() -> None:
     problem = Problem(operators, arrays)
     assert dfs(problem) == (1, 0, 2, 3)
     assert HEURISTICS["bfs"](problem) == captured_order(problem)
-
-
-@MANY
-@given(problems(most=9), st.data())
-def test_a_stretch_costs_what_it_does_in_the_order(problem: Problem, data: st.DataObject) -> None:
-    flow, _ = flow_of(problem)
-    sequence = list_schedule(flow, *RULES["least net"][:1])
-    assert sequence is not None
-    start = data.draw(st.integers(0, flow.count - 1))
-    end = data.draw(st.integers(start + 1, flow.count))
-    piece = piece_between(flow, sequence, start, end)
-    number = {original: local for local, original in enumerate(piece.parts) if original is not None}
-    before = [local for local, original in enumerate(piece.parts) if original is None and local == 0]
-    inner = [*before, *(number[each] for each in sequence[start:end])]
-    costs = piece.flow.costs([*inner, *(each for each in range(piece.flow.count) if each not in inner)])
-    assert costs[len(before) : len(inner)] == flow.costs(sequence)[start:end]
-
-
-@MANY
-@given(problems(most=12), st.integers(0, 2000))
-def test_searching_stretches_never_worsens_and_can_be_continued(problem: Problem, bound: int) -> None:
-    flow, _ = flow_of(problem)
-    optimum = Portfolio(flow, float("inf"))
-    optimum.run_short()
-    stretches, sequence = StretchSearch(flow), tuple(range(flow.count))
-    found = stretches.run(sequence, bound, float("inf"))
-    assert sorted(found) == list(sequence)
-    assert all(found.index(u) < found.index(v) for v in sequence for u in flow.predecessors[v])
-    assert flow.peak_bytes(found) <= flow.peak_bytes(sequence)
-    # The longest stretch is the whole graph, which is small here.
-    assert flow.peak_bytes(found) <= max(bound, optimum.best.peak_bytes)
-    assert stretches.run(found, bound, 0.0) == found
-
-
-def test_stretches_improve_what_greedy_finds_on_wide_graphs() -> None:
-    problem = wide(400, 50)
-    flow, _ = flow_of(problem)
-    greedy = best_order(flow, 0, float("inf"))
-    found = StretchSearch(flow).run(greedy.order, 0, time.monotonic() + 2)
-    assert flow.peak_bytes(found) < greedy.peak_bytes
 
 
 def test_contraction_that_runs_out_of_time_is_still_one() -> None:

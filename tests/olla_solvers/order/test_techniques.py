@@ -17,6 +17,7 @@ from olla_solvers.order.early_updates import control_edges, weight_updates, with
 from olla_solvers.order.flow import flow_of
 from olla_solvers.order.ilp import order_program, variables_needed
 from olla_solvers.order.lifetimes import operator_spans, windows
+from olla_solvers.order.program_size import ProgramSize, program_size
 from olla_solvers.problem import Array, Operator, Problem
 from tests.olla_solvers.graphs import alexnet_step, problems, smallest_peak, training_steps
 
@@ -91,10 +92,11 @@ def test_any_combination_finds_the_optimum(problem: Problem, chosen: Techniques)
 
 @SETTINGS
 @given(problems(most=9), techniques())
-def test_columns_are_counted_without_making_them(problem: Problem, chosen: Techniques) -> None:
+def test_columns_and_rows_are_counted_without_making_them(problem: Problem, chosen: Techniques) -> None:
     flow, _ = flow_of(problem)
     program = order_program(flow, range(flow.count), chosen)
     assert variables_needed(flow, chosen) == len(program.model.lower)
+    assert program_size(flow, chosen) == ProgramSize(len(program.model.lower), len(program.model.rows))
     for row in program.model.rows:
         value = sum(factor * (program.model.start[column] or 0) for column, factor in row.terms)
         assert {"<=": value <= row.right, "==": value == row.right, ">=": value >= row.right}[row.sense]

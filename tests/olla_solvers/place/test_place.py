@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import time
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -18,48 +16,10 @@ from olla_solvers.place.skyline import RULES, height_bytes, skyline
 from olla_solvers.plan import SolverEffect, SolverStatus, Span
 from olla_solvers.problem import Array, Operator, Problem
 from tests.olla_solvers.graphs import alexnet_step, spans
+from tests.olla_solvers.place.checking import assert_valid, lowest_height
 
 MANY = settings(max_examples=300, deadline=None, derandomize=True)
 FEW = settings(max_examples=20, deadline=None, derandomize=True)
-
-
-def assert_valid(items: Sequence[Span], offsets: Sequence[int]) -> None:
-    for span, offset in zip(items, offsets, strict=True):
-        assert offset >= 0
-        assert offset % span.alignment == 0
-        assert span.offset in (None, offset)
-    for (one, low), (other, high) in itertools.combinations(zip(items, offsets, strict=True), 2):
-        together = one.lower < other.upper and other.lower < one.upper
-        shared = low < high + other.size_bytes and high < low + one.size_bytes
-        assert not (together and shared and one.size_bytes and other.size_bytes), (one, other)
-
-
-def lowest_height(items: Sequence[Span]) -> int:
-    """The smallest height over all sequences of first-fit placements, which contain a lowest one."""
-    best = None
-    free = [i for i, span in enumerate(items) if span.offset is None and span.size_bytes]
-    fixed = {i: span.offset for i, span in enumerate(items) if span.offset is not None}
-    for sequence in itertools.permutations(free):
-        offsets = dict(fixed)
-        for index in sequence:
-            offsets[index] = _lowest_fit(items, index, offsets)
-        height = max((offset + items[i].size_bytes for i, offset in offsets.items()), default=0)
-        best = height if best is None else min(best, height)
-    return best or 0
-
-
-def _lowest_fit(items: Sequence[Span], index: int, offsets: dict[int, int]) -> int:
-    span = items[index]
-    others = [
-        (offset, offset + items[i].size_bytes)
-        for i, offset in offsets.items()
-        if items[i].size_bytes and items[i].lower < span.upper and span.lower < items[i].upper
-    ]
-    tops = sorted(-(-end // span.alignment) * span.alignment for _, end in others)
-    for offset in [0, *tops]:
-        if all(offset + span.size_bytes <= start or end <= offset for start, end in others):
-            return offset
-    raise AssertionError("the topmost end always fits")
 
 
 @MANY

@@ -24,6 +24,8 @@ class SearchRules:
         contract: merge operators first; proofs in :mod:`olla_solvers.order.contract`.
         split: cut at states that every order passes; proof in :mod:`olla_solvers.order.split`.
         mincut: lift the bound by minimum cuts; proof in :mod:`olla_solvers.order.search.cut`.
+        projection: lift the bound by all sequences of a few operators; proof in
+            :mod:`olla_solvers.order.projection`.
         closure: from S, run at once an operator v that fits under B and leaves no more alive. Proof: let a
             completion from S run v later, and move v to the front. By submodularity v lowers, or keeps,
             what is alive in every state that it is moved into, so no step between costs more; v's own
@@ -54,6 +56,7 @@ class SearchRules:
     contract: bool = True
     split: bool = True
     mincut: bool = True
+    projection: bool = True
     closure: bool = True
     lazy: bool = True
     commit: bool = True

@@ -32,7 +32,10 @@ _LOGGER = logging.getLogger(__name__)
 INSTALL = "pip install 'olla-fx[search]'"
 """What installs numba."""
 
-_LONG_COMPILATION = 2.0
+KNOWN_FAILURES = 1 << 18
+"""Components that are remembered to have failed; a power of 2."""
+
+_LONG_COMPILATION = 4.0
 """Seconds of loading from which on it is worth a word."""
 
 
@@ -55,7 +58,7 @@ class SearchResult:
         attempts: turns that orders had.
         order: the one that ended the search.
         seconds: wall-clock time, without compilation.
-        work: steps of work, about half a billion in a second.
+        work: steps of work, some fifty million in a second.
     """
 
     status: SearchStatus
@@ -149,11 +152,12 @@ def _run(
 
     blame = np.zeros(len(prepared.size), dtype=np.int64)
     section_blame = np.zeros(prepared.sections + 2, dtype=np.int64)
+    failed = np.zeros((KNOWN_FAILURES, 3), dtype=np.int64)
     lanes: dict[int | None, Lane] = {}
     turns = 0
     for attempt in attempts(prepared, blame, section_blame, seed):
         if attempt.lane not in lanes:
-            lanes[attempt.lane] = Lane(prepared, rules, blame, section_blame)
+            lanes[attempt.lane] = Lane(prepared, rules, blame, section_blame, failed)
         lane = lanes[attempt.lane]
         others = [each for each in lanes.values() if each is not lane]
         spent = sum(each.nodes for each in others), sum(each.work for each in others)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from numba import njit
 
 from olla_solvers.place.search.checks import bottoms, fits, is_passed, sweep
+from olla_solvers.place.search.failures import is_known_failure, remember_failure
 from olla_solvers.place.search.layout import (
     CURRENT,
     CURSOR,
@@ -93,6 +94,8 @@ def run(instance: Instance, rules: Switches, state: State, nodes: int, work: int
         node[current, CURSOR] = position
         if position >= node[current, LENGTH]:
             owner = node[current, OWNER]
+            if rules.known_failures:
+                remember_failure(state, current)
             if owner < 0:
                 return EXHAUSTED
             if rules.hatless and node[owner, HATLESS]:
@@ -263,6 +266,10 @@ def _split(
     if state.rerank[0] > 0 and rules.rerank and (several or owner == 0):
         for child in range(first, state.register[NODE_TOP]):
             _rerank(instance, state, child)
+    if rules.known_failures:
+        for child in range(first, state.register[NODE_TOP]):
+            if is_known_failure(state, child):
+                return -1
     return _tightest_first(instance, state, first)
 
 

@@ -12,8 +12,8 @@ from olla_solvers.place.search.instance import Ints, Prepared
 from olla_solvers.place.search.portfolio import Attempt
 from olla_solvers.place.search.rules import SearchRules
 
-SLICE = 5_000_000
-"""Steps of work between two looks at the clock, about 10 ms."""
+SLICE = 1_000_000
+"""Steps of work between two looks at the clock, about 20 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,9 @@ class Lane:
         work: steps of work, likewise.
     """
 
-    def __init__(self, prepared: Prepared, rules: SearchRules, blame: Ints, section_blame: Ints) -> None:
+    def __init__(
+        self, prepared: Prepared, rules: SearchRules, blame: Ints, section_blame: Ints, failed: Ints
+    ) -> None:
         """Make room; the stacks grow on demand.
 
         Args:
@@ -53,10 +55,11 @@ class Lane:
             rules: which pruning rules to use.
             blame: for each array how often attempts failed on it, shared by all lanes.
             section_blame: likewise for each section.
+            failed: components that failed, likewise; see :attr:`~olla_solvers.place.search.layout.State`.
         """
         self.nodes, self.work = 0, 0
         self._prepared, self._switches = prepared, rules.switches()
-        self._state = _state(prepared, blame, section_blame)
+        self._state = _state(prepared, blame, section_blame, failed)
         self._instance: layout.Instance | None = None
         self._outcome = layout.PAUSED
 
@@ -116,7 +119,7 @@ class Lane:
         )
 
 
-def _state(prepared: Prepared, blame: Ints, section_blame: Ints) -> layout.State:
+def _state(prepared: Prepared, blame: Ints, section_blame: Ints, failed: Ints) -> layout.State:
     """Memory for a search; the stacks grow on demand."""
     arrays, sections = len(prepared.size), prepared.sections
 
@@ -141,6 +144,7 @@ def _state(prepared: Prepared, blame: Ints, section_blame: Ints) -> layout.State
         key=ints(arrays),
         blame=blame,
         section_blame=section_blame,
+        failed=failed,
         rerank=ints(1),
     )
 

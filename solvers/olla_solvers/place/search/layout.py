@@ -30,8 +30,11 @@ NODES, WORK, CURRENT, NODE_TOP, LIST_TOP, TRAIL_TOP = range(6)
     NODE_MARK,  # tops of the stacks when the node began
     LIST_MARK,
     TRAIL_MARK,
-) = range(14)
-NODE_COLUMNS = 14
+    KEY,  # two hashes of its arrays and their lows
+    CHECK,
+    ALL_ABOVE,  # if it fails, it has no solution with every offset at or above this
+) = range(17)
+NODE_COLUMNS = 17
 
 
 class Instance(NamedTuple):
@@ -87,6 +90,8 @@ class State(NamedTuple):
         key: for each array a sort key.
         blame: for each array how often it rose out of the capacity, over all attempts.
         section_blame: for each section how often its arrays did not fit, over all attempts.
+        failed: components that failed, by key: (key, check, all above), shared by all orders; see
+            ``SearchRules.known_failures``.
         rerank: 1 in its only entry to rank by remaining totals at splits.
     """
 
@@ -107,4 +112,5 @@ class State(NamedTuple):
     key: Ints
     blame: Ints
     section_blame: Ints
+    failed: Ints
     rerank: Ints

@@ -21,7 +21,7 @@ Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 RANDOM_ORDERS = 8
 """Random orders in a round."""
 
-FIRST_BUDGET = 4.0
+FIRST_BUDGET = 2.0
 """Nodes for each array that a lasting order may have tried at the end of the first round."""
 
 RANDOM_SHARE = 0.25
@@ -30,8 +30,17 @@ RANDOM_SHARE = 0.25
 BUDGET_GROWTH = 2.0
 """Factor on the budget from round to round."""
 
+FULL = 0.98
+"""Share of the capacity from which on a section counts as full."""
+
 LARGEST_NOISE = 0.5
 """Most noise on a random order's scores, in their standard deviations."""
+
+SHARE_BY_SIZE = 0.3
+"""Of the random orders, those that weigh sizes too."""
+
+SHARE_BY_TOTAL = 0.75
+"""Of the random orders, those that put the fullest section first at splits."""
 
 LARGEST_BLAME = 2.0
 """Most weight of blame in a random order's scores, in their standard deviations."""
@@ -82,34 +91,54 @@ def attempts(prepared: Prepared, blame: Ints, section_blame: Ints, seed: int) ->
 
 
 class _Features:
-    """What orders are made of."""
+    """What orders are made of: how much of the time and of the bytes an array is in the way of.
+
+    Lengths of time are no such measure: between two births or deaths time can be stretched at will. So
+    lifetimes are counted in births and deaths, in sections, in neighbours and in their bytes.
+    """
 
     def __init__(self, prepared: Prepared) -> None:
-        self._lifetime = prepared.upper - prepared.lower
         self._first, self._last = prepared.first, prepared.last
-        self._sections = prepared.last - prepared.first
         self._size = prepared.size
-        self._total = _fullest_section(prepared)
         self._class = prepared.twin_class
+        self._sections = prepared.last - prepared.first
+        self._area = self._sections * self._size
+        total = np.cumsum(_changes(prepared, prepared.size))
+        self._load = _sums(total, prepared.first, prepared.last)
+        full = (total >= FULL * prepared.capacity).astype(np.int64)
+        self._full = _sums(full, prepared.first, prepared.last)
+        births = np.concatenate([[0], np.cumsum(np.bincount(prepared.first, minlength=prepared.sections))])
+        deaths = np.concatenate([[0], np.cumsum(np.bincount(prepared.last, minlength=prepared.sections + 1))])
+        self._neighbours = births[prepared.last] - deaths[prepared.first + 1]
+        self._bytes_beside = _bytes_beside(prepared)
+        events = np.sort(np.concatenate([prepared.lower, prepared.upper]))
+        left, right = (
+            np.searchsorted(events, prepared.upper),
+            np.searchsorted(events, prepared.lower, "right"),
+        )
+        self._events = left - right + 2
 
     def lasting_orders(self) -> tuple[tuple[str, list[Ints], int], ...]:
         """Orders without chance: name, descending keys, what to do at splits."""
-        area = self._lifetime * self._size
         return (
-            ("lifetime, area", [self._lifetime, area], BY_TOTAL),
-            ("sections, area", [self._sections, area], BY_TOTAL),
-            ("area in sections", [self._sections * self._size], BY_TOTAL),
-            ("area, lifetime", [area, self._lifetime], BY_TOTAL),
-            ("lifetime, area, total", [self._lifetime, area, self._total], KEEP),
+            ("events, area", [self._events, self._area], BY_TOTAL),
+            ("bytes beside, area", [self._bytes_beside, self._area], BY_TOTAL),
+            ("area", [self._area], BY_TOTAL),
+            ("size", [self._size, self._sections], BY_TOTAL),
+            ("load, area", [self._load, self._area], BY_TOTAL),
+            ("full sections, area", [self._full, self._area], KEEP),
+            ("sections, area", [self._sections, self._area], BY_TOTAL),
+            ("neighbours, area", [self._neighbours, self._area], BY_TOTAL),
         )
 
     def random_order(
         self, random: np.random.Generator, blame: Ints, section_blame: Ints
-    ) -> tuple[str, list[Ints], int]:
+    ) -> tuple[str, list[Floats], int]:
         """An order by a random score; identical arrays score alike."""
-        base = random.integers(4)
-        score = np.log(self._lifetime if base % 2 == 0 else self._sections)
-        if base >= 2:
+        bases = (self._events, self._bytes_beside, self._load, self._sections, self._neighbours)
+        base = int(random.integers(len(bases)))
+        score = np.log(bases[base])
+        if random.random() < SHARE_BY_SIZE:
             score = score + np.log(self._size)
         deviation = float(score.std())
         weight = random.uniform(0, LARGEST_BLAME) * deviation
@@ -118,7 +147,7 @@ class _Features:
         classes = int(self._class.max()) + 1
         score = score + (noise * random.standard_normal(classes))[self._class]
         ties = random.random(classes)[self._class]
-        return f"random {base}", [score, ties], int(random.integers(2))
+        return f"random {base}", [score, ties], int(random.random() < SHARE_BY_TOTAL)
 
     def _standardised_blame(self, blame: Ints, section_blame: Ints) -> Floats:
         """The logarithm of what attempts failed on, alike for identical arrays, with deviation 1."""
@@ -133,7 +162,7 @@ class _Features:
         return logarithm
 
 
-def _ranks(keys: list[Ints]) -> Ints:
+def _ranks(keys: list[Ints] | list[Floats]) -> Ints:
     """Places by descending keys, the most important first, then by index."""
     order = np.lexsort([-key for key in reversed(keys)])
     rank = np.empty(len(order), dtype=np.int64)
@@ -141,21 +170,27 @@ def _ranks(keys: list[Ints]) -> Ints:
     return rank
 
 
-def _fullest_section(prepared: Prepared) -> Ints:
-    """For each array the largest total of a section that it lives in."""
+def _changes(prepared: Prepared, amount: Ints) -> Ints:
+    """Changes of a sum over the arrays alive, from section to section."""
     change = np.zeros(prepared.sections + 1, dtype=np.int64)
-    np.add.at(change, prepared.first, prepared.size)
-    np.subtract.at(change, prepared.last, prepared.size)
-    table = np.cumsum(change)[: prepared.sections]
-    most = np.zeros(len(prepared.size), dtype=np.int64)
-    length = prepared.last - prepared.first
-    width = 1
-    while len(table):
-        here = (length >= width) & (length < 2 * width)
-        left, right = prepared.first[here], prepared.last[here] - width
-        most[here] = np.maximum(table[left], table[right])
-        if len(table) <= width:
-            break
-        table = np.maximum(table[:-width], table[width:])
-        width *= 2
-    return most
+    np.add.at(change, prepared.first, amount)
+    np.subtract.at(change, prepared.last, amount)
+    return change
+
+
+def _sums(amount: Ints, first: Ints, last: Ints) -> Ints:
+    """Sums of an amount over ranges."""
+    before = np.concatenate([[0], np.cumsum(amount)])
+    found: Ints = before[last] - before[first]
+    return found
+
+
+def _bytes_beside(prepared: Prepared) -> Ints:
+    """For each array the units of all that are alive with it, its own among them."""
+    born = np.zeros(prepared.sections, dtype=np.int64)
+    np.add.at(born, prepared.first, prepared.size)
+    died = np.zeros(prepared.sections + 1, dtype=np.int64)
+    np.add.at(died, prepared.last, prepared.size)
+    before_end = np.concatenate([[0], np.cumsum(born)])[prepared.last]
+    found: Ints = before_end - np.cumsum(died)[prepared.first]
+    return found

@@ -30,6 +30,7 @@ class Switches(NamedTuple):
     identical: bool
     decompose: bool
     rerank: bool
+    known_failures: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,13 @@ class SearchRules:
         rerank: at a split order the arrays of a component anew, the tightest section first. *Proof:* ties are
             in any given order, so the only loss would be a component whose listing begins at the offset
             placed last; the rank of that array is therefore forgotten there, which only adds listings.
+        known_failures: remember components that failed, and fail at once where one comes up again, in any
+            order of trial. *Proof:* what is placed acts on a component through the lows of its arrays alone,
+            so these decide what its part of a smallest solution may be. A node that failed shows that no such
+            part begins at or above its first candidate (or just above that, where a passed-over array has the
+            same low, whose listings it did not search). A node of the same lows whose first candidate is not
+            below that has only parts of this kind. Arrays and lows are compared by two hashes of 64 bits; of
+            a million components, two are taken for one with a chance below 10⁻²⁶.
     """
 
     common_unit: bool = True
@@ -88,6 +96,7 @@ class SearchRules:
     identical: bool = True
     decompose: bool = True
     rerank: bool = True
+    known_failures: bool = True
 
     def switches(self) -> Switches:
         """The part of the rules that compiled code looks at."""

@@ -1,0 +1,132 @@
+"""Spans as comma-separated values, the format of google/minimalloc.
+
+A header, then one line for each span: ``id,lower,upper,size``, ``upper`` exclusive, sizes in bytes; and,
+where wanted, ``offset`` (given beforehand, may be empty) and ``alignment`` (may be empty, for 1). A placement
+is written as ``id,lower,upper,size,offset``.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from olla_solvers.errors import ProblemError
+from olla_solvers.place.checks import fault_of
+from olla_solvers.plan import Span
+from olla_solvers.problem import Bytes, Offset
+
+REQUIRED = ("id", "lower", "upper", "size")
+OPTIONAL = ("offset", "alignment")
+
+
+def read_spans(path: str | Path, *, capacity_bytes: Bytes | None = None) -> tuple[Span, ...]:
+    """Read spans from a file.
+
+    Args:
+        path: of the file.
+        capacity_bytes: room for all; no span may be larger. None for no limit.
+
+    Returns:
+        One span for each line.
+
+    Raises:
+        ProblemError: naming file and line, when the file is no such table, a value is no whole number, an id
+            occurs twice, ``upper`` is not above ``lower``, or a size is not positive or above the capacity.
+        OSError: when the file cannot be read.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+        rows = list(csv.reader(text.splitlines(), strict=True))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ProblemError(f"{path}: not a table of comma-separated values ({error})") from error
+    if not rows:
+        raise ProblemError(f"{path}, line 1: the file is empty; its header must be {','.join(REQUIRED)}")
+    columns = _columns(path, rows[0])
+    spans: list[Span] = []
+    seen: dict[str, int] = {}
+    for line, row in enumerate(rows[1:], start=2):
+        if not row:
+            continue
+        where = f"{path}, line {line}"
+        if len(row) != len(columns):
+            raise ProblemError(f"{where}: {len(row)} values for {len(columns)} columns")
+        span = _span(where, dict(zip(columns, (value.strip() for value in row), strict=True)))
+        if span.name in seen:
+            raise ProblemError(f"{where}: id {span.name!r} occurs before, in line {seen[span.name]}")
+        if capacity_bytes is not None and span.size_bytes > capacity_bytes:
+            raise ProblemError(
+                f"{where}: span {span.name!r} has {span.size_bytes} B, more than the capacity of "
+                f"{capacity_bytes} B"
+            )
+        seen[span.name] = line
+        spans.append(span)
+    return tuple(spans)
+
+
+def write_placement(path: str | Path, spans: Sequence[Span], offsets: Sequence[Offset]) -> None:
+    """Write spans with their offsets to a file.
+
+    Args:
+        path: of the file.
+        spans: as read.
+        offsets: one for each span.
+    """
+    Path(path).write_text(placement_text(spans, offsets), encoding="utf-8")
+
+
+def placement_text(spans: Sequence[Span], offsets: Sequence[Offset]) -> str:
+    """What :func:`write_placement` writes."""
+    lines = [",".join((*REQUIRED, "offset"))]
+    for span, offset in zip(spans, offsets, strict=True):
+        lines.append(f"{_quoted(span.name)},{span.lower},{span.upper},{span.size_bytes},{offset}")
+    return "\n".join(lines) + "\n"
+
+
+def _columns(path: str | Path, header: Sequence[str]) -> tuple[str, ...]:
+    columns = tuple(name.strip() for name in header)
+    for name in REQUIRED:
+        if name not in columns:
+            raise ProblemError(f"{path}, line 1: column {name!r} is missing; found {','.join(columns)!r}")
+    for position, name in enumerate(columns):
+        if name not in REQUIRED + OPTIONAL:
+            known = ", ".join(REQUIRED + OPTIONAL)
+            raise ProblemError(f"{path}, line 1: unknown column {name!r}; the columns are {known}")
+        if name in columns[:position]:
+            raise ProblemError(f"{path}, line 1: column {name!r} occurs twice")
+    return columns
+
+
+def _span(where: str, row: dict[str, str]) -> Span:
+    if not row["id"]:
+        raise ProblemError(f"{where}: the id is empty")
+    offset, alignment = row.get("offset", ""), row.get("alignment", "")
+    span = Span(
+        row["id"],
+        _number(where, "lower", row["lower"]),
+        _number(where, "upper", row["upper"]),
+        _number(where, "size", row["size"]),
+        _number(where, "alignment", alignment) if alignment else 1,
+        _number(where, "offset", offset) if offset else None,
+    )
+    fault = "has no bytes" if span.size_bytes == 0 else fault_of(span)
+    if fault is not None:
+        raise ProblemError(f"{where}: span {span.name!r} {fault}")
+    return span
+
+
+def _number(where: str, column: str, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise ProblemError(f"{where}: {column} is {text!r}, which is not a whole number") from None
+    if abs(number) >= 2**62:
+        raise ProblemError(f"{where}: {column} is {text}, which is beyond 2**62")
+    return number
+
+
+def _quoted(name: str) -> str:
+    """A name as one value."""
+    if any(each in name for each in ',"\r\n'):
+        return '"' + name.replace('"', '""') + '"'
+    return name
