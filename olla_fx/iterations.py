@@ -55,7 +55,7 @@ def find_period(events: Sequence[AllocationEvent]) -> Period | None:
 
 
 def _symbols(events: Sequence[AllocationEvent]) -> npt.NDArray[np.int64]:
-    """One number for each kind of event: a request's size; a free's size and how long ago it was requested."""
+    """One number for each kind of event: a request's size; a free's size and the age of what it frees."""
     requested: dict[int, int] = {}
     known: dict[tuple[bool, int, int], int] = {}
     symbols = np.empty(len(events), dtype=np.int64)

@@ -71,7 +71,7 @@ class Recording:
         period = find_period(self.events)
         if period is None:
             raise RecordingError(
-                f"no iteration was found in {len(self.events)} requests and frees: record at least three "
+                f"no iteration was found in {len(self.events)} requests and frees: record at least four "
                 "steps of the loop, with inputs of one shape"
             )
         spans = [

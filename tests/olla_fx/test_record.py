@@ -43,7 +43,7 @@ class Stream:
 
 @given(
     layers=st.integers(1, 12),
-    iterations=st.integers(3, 7),
+    iterations=st.integers(4, 8),
     noise=st.lists(st.integers(1, 9), max_size=9),
     tail=st.integers(0, 3),
 )
@@ -59,7 +59,8 @@ def test_the_iteration_is_found_in_noise(layers, iterations, noise, tail):
     period = find_period(stream.events)
     assert period is not None
     assert period.length == 4 * layers + 2
-    assert iterations - 1 <= period.repetitions <= iterations
+    # The first differs, having nothing to free yet, and another may be cut off.
+    assert iterations - 2 <= period.repetitions <= iterations
     spans = spans_of_iteration(stream.events, period)
     assert sorted(each.size_bytes for each in spans) == sorted([640] * layers + [128] * layers + [64])
     assert max_live_bytes(spans) == max(640 * layers + 128 + 64, 640 * layers + 64)
@@ -99,7 +100,7 @@ def test_an_eager_loop():
 def test_too_short_a_loop():
     with olla_fx.record() as recording:
         torch.ones(3)
-    with pytest.raises(RecordingError, match="at least three steps"):
+    with pytest.raises(RecordingError, match="at least four steps"):
         recording.report()
 
 
@@ -128,9 +129,10 @@ def test_what_is_interrupted_is_not_planned():
             return noisy(self.body(x))
 
     fast = olla_fx.optimize(Noisy().eval(), torch.ones(4, 6))
+    fast(torch.ones(4, 6))
     for _ in range(5):
         fast(torch.ones(4, 6))
-        assert fast.counts.outside == 0
+        assert fast.counts.outside == 0, fast.outside_log
     assert fast.binding == "buffer"
     assert fast.counts.served > 0
 
