@@ -358,6 +358,22 @@ def graph_is_kept() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
+@contextlib.contextmanager
+def saved_tensor_hooks_in_traces() -> Iterator[None]:
+    """Let saved-tensor hooks, by which checkpointing works, act while tracing."""
+    before = torch._C._autograd._saved_tensors_hooks_set_tracing(False)
+    try:
+        yield
+    finally:
+        torch._C._autograd._saved_tensors_hooks_set_tracing(before)
+
+
+def real_random_number() -> int:
+    """A number from the real default generator, which it advances, drawn beneath all modes of tracing."""
+    with real_tensors():
+        return int(torch.randint(1 << 62, ()))
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """A number that two live tensors share exactly if they share their storage."""
     return int(tensor.untyped_storage()._cdata)

@@ -7,8 +7,9 @@ computed, no memory is used, and the user's model and optimizer stay untouched.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,7 @@ def capture(request: StepRequest) -> CapturedStep:
         outputs=tracing.outputs,
         differentiable=tracing.differentiable,
         gradients=tracing.gradients,
+        recomputed=tracing.recomputed,
         slots=tuple(tuple(places) for places in tracing.slots),
         optimizer=tracing.layout,
         state_keys={name: tuple(values) for name, values in tracing.state.items()},
@@ -139,6 +141,7 @@ class _Tracing:
         self.without_gradient: list[str] = []
         self.differentiable: tuple[bool, ...] = ()
         self.gradients: tuple[int, ...] = ()
+        self._mode = AsEager()
         self.layout: OptimizerLayout | None = None
         self.state: dict[str, dict[str, torch.Tensor]] = {}
         self.device = plan_device(request, self.slots)
@@ -235,7 +238,7 @@ class _Tracing:
 
     def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """The whole step as a function of its tensors; returns flat copies of its results."""
-        with AsEager():
+        with self._mode, torch_compat.saved_tensor_hooks_in_traces():
             return self._step(flat)
 
     def _step(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -283,7 +286,7 @@ class _Tracing:
         tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
         self.differentiable = tuple(leaf.requires_grad for leaf in tensors)
         through = [leaf for leaf in tensors if leaf.requires_grad]
-        with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
+        with self._gradients_made():
             gradients = torch.autograd.grad(through, list(wanted.values()), tangents, allow_unused=True)
         by_index = dict(zip(wanted, gradients, strict=True))
         self.gradients = tuple(index for index, gradient in by_index.items() if gradient is not None)
@@ -313,8 +316,7 @@ class _Tracing:
                 loss = recipe.share(self._loss(outputs, target))
             if not trained:
                 raise CaptureError("the loss depends on no parameter that the optimizer trains")
-            # Autocast, where it is on, is for forward and loss; backward and update follow their types.
-            with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
+            with self._gradients_made():
                 gradients = torch.autograd.grad(loss, [leaves[name] for name in trained], allow_unused=True)
             for name, gradient in zip(trained, gradients, strict=True):
                 refuse_sparse(name, gradient)
@@ -327,6 +329,21 @@ class _Tracing:
             self._update(values, {name: values[Role.PARAMETER, name] for name in trained}, total)
             loss = sum(losses[1:], losses[0])
         return self._flatten_outputs((loss, joined(answers)) if self.request.return_outputs else loss)
+
+    @contextlib.contextmanager
+    def _gradients_made(self) -> Iterator[None]:
+        """Backward: autocast, where it is on, is for forward and loss; what follows keeps to their types."""
+        self._mode.in_backward = True
+        try:
+            with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
+                yield
+        finally:
+            self._mode.in_backward = False
+
+    @property
+    def recomputed(self) -> int:
+        """How many operators of checkpoints' recomputations were traced."""
+        return self._mode.draws.recomputed
 
     def _loss(self, outputs: Any, target: Any) -> torch.Tensor:
         if self.shadow.loss_fn is None:

@@ -69,6 +69,7 @@ class CapturedStep:
         outputs: how results become the answer.
         differentiable: for each result of the answer, whether a tangent comes back for it.
         gradients: indices of the placeholders whose gradients follow the answer among the results.
+        recomputed: how many operators are there a second time because the model checkpoints activations.
         slots: the model's tensors with all their places.
         optimizer: what was assumed of the optimizer, when training.
         state_keys: for each parameter that is updated, the keys of its optimizer state.
@@ -89,6 +90,7 @@ class CapturedStep:
     outputs: OutputLayout
     differentiable: tuple[bool, ...]
     gradients: tuple[int, ...]
+    recomputed: int
     slots: tuple[tuple[TensorSlot, ...], ...]
     optimizer: OptimizerLayout | None
     state_keys: Mapping[str, tuple[str, ...]]
