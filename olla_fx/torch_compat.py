@@ -353,6 +353,11 @@ def attribute_reads() -> Iterator[dict[tuple[int, str], torch.nn.Module]]:
             delattr(torch.nn.Module, "__getattribute__")
 
 
+def in_backward() -> bool:
+    """Whether autograd's engine is running on this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def graph_is_kept() -> bool:
     """Within a backward: whether the caller passed ``retain_graph=True``."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())

@@ -35,18 +35,16 @@ class AsEager(KnownValues):  # type: ignore[no-untyped-call]
 
     Attributes:
         draws: the random operators so far.
-        in_backward: whether gradients are being made.
     """
 
     def __init__(self) -> None:
         """Prepare; nothing was traced yet."""
         super().__init__()
         self.draws = Draws()
-        self.in_backward = False
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Trace one operator."""
-        self.draws.note(operator, in_backward=self.in_backward)
+        self.draws.note(operator)
         if torch.Tag.nondeterministic_seeded in operator.tags:
             return self.draws.draw(operator, args, kwargs)
         stand_in = _STAND_INS.get(operator)

@@ -32,9 +32,9 @@ class Draws:
         self._results: dict[tuple[int, str, tuple[torch.Size, ...]], Any] = {}
         self.recomputed = 0
 
-    def note(self, operator: Any, *, in_backward: bool) -> None:
+    def note(self, operator: Any) -> None:
         """Count an operator that a recomputation runs: backward itself runs without gradients."""
-        if in_backward and torch.is_grad_enabled() and not operator.is_view:
+        if torch_compat.in_backward() and torch.is_grad_enabled() and not operator.is_view:
             self.recomputed += 1
 
     def draw(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

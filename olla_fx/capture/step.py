@@ -333,12 +333,8 @@ class _Tracing:
     @contextlib.contextmanager
     def _gradients_made(self) -> Iterator[None]:
         """Backward: autocast, where it is on, is for forward and loss; what follows keeps to their types."""
-        self._mode.in_backward = True
-        try:
-            with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
-                yield
-        finally:
-            self._mode.in_backward = False
+        with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
+            yield
 
     @property
     def recomputed(self) -> int:
