@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Mode, StepRequest, TensorSpec
@@ -29,6 +28,7 @@ from olla_fx.run.autograd import Pass, PlannedFunction
 from olla_fx.run.executor import Binding, Executor, RunCounts
 from olla_fx.run.lookup import StepLookup
 from olla_fx.run.shared_buffer import SharedBuffer
+from olla_fx.torch_compat import pytree
 
 logger = logging.getLogger(__name__)
 
