@@ -56,7 +56,7 @@ def place_auto(task: Task) -> Result:
     """
     spans, bound, goal, effort = task.spans, task.bound_bytes, task.goal_bytes, task.effort
     named = task.solver not in ("auto", "none")
-    found = best_of_heuristics(spans, goal, last=99 if named or not is_available() else FIRST_PASSES)
+    found = best_of_heuristics(spans, goal, last=_passes(task, named))
     result = Result(found, bound, "live bytes" if found.height_bytes == bound else None, SolverReport("none"))
     if named:
         # The named solver is a referee: it gets no better start than the heuristics, and half of the time.
@@ -67,6 +67,13 @@ def place_auto(task: Task) -> Result:
     if task.solver == "auto" and is_open and may_help(spans):
         result = _with_program(task, result, effort)
     return result
+
+
+def _passes(task: Task, named: bool) -> int:
+    """How many heuristic passes come first: all where no search follows, one where each takes seconds."""
+    if named or not is_available():
+        return 99
+    return 1 if is_very_large(task.spans) else FIRST_PASSES
 
 
 def _with_search(task: Task, result: Result) -> Result:
