@@ -4,26 +4,36 @@
 """
 
 from olla_fx.api import optimize, plan
+from olla_fx.arena import interrupted
 from olla_fx.errors import (
+    BackwardError,
     CaptureError,
     OllaError,
+    RecordingError,
     StepInputError,
     StepModeError,
     UnsupportedOptimizerError,
 )
 from olla_fx.plan import Plan
+from olla_fx.record import LoopReport, Recording, record
 from olla_fx.run import Binding, PlannedModule
 
 __all__ = [
+    "BackwardError",
     "Binding",
     "CaptureError",
+    "LoopReport",
     "OllaError",
     "Plan",
     "PlannedModule",
+    "Recording",
+    "RecordingError",
     "StepInputError",
     "StepModeError",
     "UnsupportedOptimizerError",
+    "interrupted",
     "optimize",
     "plan",
+    "record",
 ]
 __version__ = "0.1.0"

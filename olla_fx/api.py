@@ -131,10 +131,10 @@ def plan(
     backends.check_options(solver, time_limit)
     request = _request(model, example_input, loss_fn, optimizer, mode, return_outputs)
     request = _with_recipe(request, Recipe(micro_batches, clip_grad_norm, clip_grad_value))
-    _, dataflow, timings = _front(request)
+    captured, dataflow, timings = _front(request)
     memory = make_plan(dataflow.problem, solver=solver, time_limit=time_limit)
     eager = eager_baseline(request) if baseline else None
-    return Plan(dataflow.problem, memory, eager, {**timings, **memory.timings})
+    return Plan(dataflow.problem, memory, eager, {**timings, **memory.timings}, captured.recomputed)
 
 
 def plan_options(*, solver: str = "auto", time_limit: float | None = None) -> Compile:
@@ -173,7 +173,7 @@ class _Compiler:
             build_seconds = arena.build_seconds()
             if build_seconds is not None:
                 seconds["build"] = build_seconds
-            return Plan(current.problem, current.plan, None, seconds)
+            return Plan(current.problem, current.plan, None, seconds, captured.recomputed)
 
         return CompiledStep(captured, executor, describe)
 

@@ -13,6 +13,7 @@ from typing import Any
 from olla_fx.report import format_bytes
 from olla_solvers.place import METHODS, place
 from olla_solvers.place.bound import max_live_bytes
+from olla_solvers.place.search import compilation_so_far
 from olla_solvers.place.spans_csv import placement_text, read_spans, write_placement
 from olla_solvers.plan import Placement, Span
 
@@ -66,13 +67,16 @@ def _capacity(text: str) -> int:
 
 
 def _rows(spans: tuple[Span, ...], placement: Placement) -> Rows:
-    return [
+    rows = [
         ("spans", f"{len(spans):,}"),
         ("height", f"{format_bytes(placement.height_bytes)} ({placement.height_bytes:,} B)"),
         ("lower bound", f"{format_bytes(placement.lower_bound_bytes)} ({placement.lower_bound_bytes:,} B)"),
         ("found by / proved by", f"{placement.found_by} / {placement.proved_by or 'open'}"),
         ("seconds", f"{placement.seconds:.2f}"),
     ]
+    if compilation_so_far() > 0:
+        rows.append(("of these to load the search, or compile it once", f"{compilation_so_far():.2f}"))
+    return rows
 
 
 def _document(spans: tuple[Span, ...], placement: Placement, parsed: argparse.Namespace) -> dict[str, Any]:

@@ -9,6 +9,7 @@ __all__ = [
     "CaptureError",
     "ModelLookupError",
     "OllaError",
+    "RecordingError",
     "StepInputError",
     "StepModeError",
     "UnsupportedOptimizerError",
@@ -33,6 +34,10 @@ class StepModeError(OllaError, RuntimeError):
 
 class BackwardError(OllaError, RuntimeError):
     """A backward of a planned module cannot run: says why, and what to do."""
+
+
+class RecordingError(OllaError, ValueError):
+    """A recorded stream of requests shows no iteration."""
 
 
 class ModelLookupError(OllaError, ValueError):

@@ -27,12 +27,14 @@ class Plan:
         memory: order, offsets and figures.
         baseline: what eager PyTorch needs for the same step, where it was asked for.
         timings: seconds a stage: ``capture``, ``rewrite``, ``order``, ``place``, ``emit``, ...
+        recomputed_operators: operators that run a second time because the model checkpoints activations.
     """
 
     problem: Problem
     memory: MemoryPlan
     baseline: Baseline | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
+    recomputed_operators: int = 0
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -102,6 +104,7 @@ class Plan:
             "plan": plan_to_json(self.memory),
             "baseline": None if self.baseline is None else self.baseline.to_json(),
             "timings": dict(self.timings),
+            "recomputed_operators": self.recomputed_operators,
         }
 
     @classmethod
@@ -119,10 +122,12 @@ class Plan:
             memory = plan_from_json(document["plan"])
             baseline = document["baseline"]
             timings = dict(document["timings"])
+            recomputed = int(document["recomputed_operators"])
         except (KeyError, TypeError) as error:
             raise ProblemError(f"the plan lacks {error}") from error
         validate(problem, memory)
-        return cls(problem, memory, None if baseline is None else Baseline.from_json(baseline), timings)
+        eager = None if baseline is None else Baseline.from_json(baseline)
+        return cls(problem, memory, eager, timings, recomputed)
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a JSON file."""

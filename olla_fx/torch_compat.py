@@ -359,9 +359,30 @@ def attribute_reads() -> Iterator[dict[tuple[int, str], torch.nn.Module]]:
             delattr(torch.nn.Module, "__getattribute__")
 
 
+def in_backward() -> bool:
+    """Whether autograd's engine is running on this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def graph_is_kept() -> bool:
     """Within a backward: whether the caller passed ``retain_graph=True``."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+@contextlib.contextmanager
+def saved_tensor_hooks_in_traces() -> Iterator[None]:
+    """Let saved-tensor hooks, by which checkpointing works, act while tracing."""
+    before = torch._C._autograd._saved_tensors_hooks_set_tracing(False)
+    try:
+        yield
+    finally:
+        torch._C._autograd._saved_tensors_hooks_set_tracing(before)
+
+
+def real_random_number() -> int:
+    """A number from the real default generator, which it advances, drawn beneath all modes of tracing."""
+    with real_tensors():
+        return int(torch.randint(1 << 62, ()))
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -9,6 +9,8 @@ together again.
 
 **oneDNN's LSTM**, which a graph cannot call as it is, becomes operators of :mod:`olla_fx.operators`.
 
+**Recomputed draws** give what they gave in forward (:mod:`olla_fx.capture.recomputation`).
+
 **Values that depend on no input** are told to Python (:mod:`olla_fx.capture.known_values`).
 """
 
@@ -21,6 +23,7 @@ import torch
 
 from olla_fx import operators
 from olla_fx.capture.known_values import KnownValues
+from olla_fx.capture.recomputation import Draws
 from olla_fx.errors import CaptureError
 
 aten = torch.ops.aten
@@ -28,10 +31,22 @@ _SELF_ATTENTION = aten._native_multi_head_attention.default
 
 
 class AsEager(KnownValues):  # type: ignore[no-untyped-call]
-    """While on, operators are traced as eager runs them; see the module docstring."""
+    """While on, operators are traced as eager runs them; see the module docstring.
+
+    Attributes:
+        draws: the random operators so far.
+    """
+
+    def __init__(self) -> None:
+        """Prepare; nothing was traced yet."""
+        super().__init__()
+        self.draws = Draws()
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Trace one operator."""
+        self.draws.note(operator)
+        if torch.Tag.nondeterministic_seeded in operator.tags:
+            return self.draws.draw(operator, args, kwargs)
         stand_in = _STAND_INS.get(operator)
         if stand_in is not None:
             return stand_in(*args, **kwargs)

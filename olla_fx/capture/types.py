@@ -64,11 +64,10 @@ class CapturedStep:
         graph_module: functional but for trailing ``copy_`` into static arrays.
         inputs: what each placeholder is, in order.
         written: indices of the placeholders whose storage the step writes.
-        input_spec: pytree of the caller's inputs.
-        constants: the inputs' leaves that are no tensors; they are part of the graph.
         outputs: how results become the answer.
         differentiable: for each result of the answer, whether a tangent comes back for it.
         gradients: indices of the placeholders whose gradients follow the answer among the results.
+        recomputed: how many operators are there a second time because the model checkpoints activations.
         slots: the model's tensors with all their places.
         optimizer: what was assumed of the optimizer, when training.
         state_keys: for each parameter that is updated, the keys of its optimizer state.
@@ -84,11 +83,10 @@ class CapturedStep:
     graph_module: fx.GraphModule
     inputs: tuple[StepInput, ...]
     written: frozenset[int]
-    input_spec: pytree.TreeSpec
-    constants: tuple[Any, ...]
     outputs: OutputLayout
     differentiable: tuple[bool, ...]
     gradients: tuple[int, ...]
+    recomputed: int
     slots: tuple[tuple[TensorSlot, ...], ...]
     optimizer: OptimizerLayout | None
     state_keys: Mapping[str, tuple[str, ...]]

@@ -40,6 +40,8 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("static, outputs and buffer", format_bytes(plan.total_bytes)),
         ("order found by / proved by", _methods(plan)),
     ]
+    if plan.recomputed_operators:
+        rows.append(("operators recomputed for checkpoints", f"{plan.recomputed_operators:,}"))
     if plan.baseline is not None:
         rows += [
             (f"eager live peak ({plan.baseline.source})", format_bytes(plan.baseline.live_peak_bytes)),

@@ -18,7 +18,7 @@ from olla_solvers.problem import Array, Operator, Problem
 from tests.olla_solvers.brute_force import smallest_buffer
 from tests.olla_solvers.graphs import alexnet_step, mlp_step, problems, smallest_peak
 
-FEW = settings(max_examples=12, deadline=None, derandomize=True)
+FEW = settings(max_examples=8, deadline=None, derandomize=True)
 
 
 @st.composite

@@ -23,6 +23,13 @@ MOST_VARIABLES = 150_000
 """Larger programs are not stated: writing them down alone would outlast any sensible limit."""
 
 
+WRITING = 1.5
+"""Time that is kept for writing a program for the solver, in that of stating it."""
+
+ENDING_SECONDS = 0.3
+"""Kept for ending a solver that overruns, and for reading what it left."""
+
+
 @dataclass
 class Refined:
     """What the program's runs achieved.
@@ -95,8 +102,8 @@ def _stated(
     start = time.monotonic()
     try:
         program = order_program(piece.flow, refined.orders[index], techniques, deadline)
-        # A solver reads what it is given, which takes about as long again.
-        check_time(deadline - (time.monotonic() - start))
+        # Writing it for the solver takes at most about as long again, and cannot be interrupted.
+        check_time(deadline - WRITING * (time.monotonic() - start))
     except DeadlinePassedError:
         refined.status = SolverStatus.TIME_LIMIT_WITH_INCUMBENT
         refined.detail = f"not given to {solver}: stating its {needed} variables took all the time there was"
@@ -111,7 +118,7 @@ def _solve_piece(
 ) -> None:
     """Run one program: take its order where it is better, and its bound."""
     flow, known = piece.flow, refined.orders[index]
-    left = max(0.1, deadline - time.monotonic())
+    left = max(0.1, deadline - ENDING_SECONDS - time.monotonic())
     solution = backends.solve(program.model, solver, time_limit=left)
     if solution.values is not None:
         found = program.decode(solution.values)

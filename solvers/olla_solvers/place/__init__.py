@@ -73,7 +73,7 @@ def place(
         DEFAULT_WORK if time_limit is None else None,
     )
     if capacity_bytes is not None:
-        refuse_impossible(spans, capacity_bytes)
+        refuse_impossible(spans, capacity_bytes, effort)
     goal = bound if capacity_bytes is None else max(bound, capacity_bytes)
     result = METHODS[method](Task(spans, bound, goal, capacity_bytes is not None, solver, effort))
     height = result.found.height_bytes

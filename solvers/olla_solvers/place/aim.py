@@ -120,7 +120,8 @@ def close_gap(task: Task, known: Found, effort: Effort) -> Aimed:
     """
     spans, bound, goal = task.spans, task.bound_bytes, task.goal_bytes
     unit = common_unit([span for span in spans if span.size_bytes > 0])
-    height, tried, share = goal, bound, FIRST_SHARE
+    height, tried = goal, bound
+    share = 1.0 if task.is_capacity else FIRST_SHARE
     while known.height_bytes > max(goal, bound) and not (task.is_capacity and bound > goal):
         result = search_with(spans, height, effort.part(share))
         effort, share = effort.less(result.work), LATER_SHARE

@@ -2,7 +2,7 @@
 
 Each stage begins only while the height is above what is proven: skylines first, which need nothing compiled
 and reach the bound on most training steps; the exact search aimed at the bound; on very large instances, and
-where the search ends open, windows of time searched one by one; the integer program where it is small.
+where the search ends open, the crowded times by themselves; the integer program where it is small.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from olla_solvers.place.aim import Aimed, Effort, Task, close_gap, when_compiled
+from olla_solvers.place.crowds import improve_by_crowds, is_very_large
 from olla_solvers.place.found import Found
 from olla_solvers.place.heuristics import best_of_heuristics
 from olla_solvers.place.program import may_help, solve_with, solve_with_any
 from olla_solvers.place.search import INSTALL, is_available
-from olla_solvers.place.windows import improve_in_windows, is_very_large
 from olla_solvers.plan import SolverReport
 from olla_solvers.problem import Bytes
 
@@ -22,7 +22,7 @@ FIRST_PASSES = 4
 """Heuristic passes before the search, which is faster than the others where they would be needed."""
 
 SEARCH_SHARE = 0.8
-"""Of the effort, for the search of the whole; the rest is for windows."""
+"""Of the effort, for the search of the whole; the rest is for its crowded times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def place_auto(task: Task) -> Result:
     """
     spans, bound, goal, effort = task.spans, task.bound_bytes, task.goal_bytes, task.effort
     named = task.solver not in ("auto", "none")
-    found = best_of_heuristics(spans, goal, last=99 if named or not is_available() else FIRST_PASSES)
+    found = best_of_heuristics(spans, goal, last=_passes(task, named))
     result = Result(found, bound, "live bytes" if found.height_bytes == bound else None, SolverReport("none"))
     if named:
         # The named solver is a referee: it gets no better start than the heuristics, and half of the time.
@@ -67,6 +67,13 @@ def place_auto(task: Task) -> Result:
     if task.solver == "auto" and is_open and may_help(spans):
         result = _with_program(task, result, effort)
     return result
+
+
+def _passes(task: Task, named: bool) -> int:
+    """How many heuristic passes come first: all where no search follows, one where each takes seconds."""
+    if named or not is_available():
+        return 99
+    return 1 if is_very_large(task.spans) else FIRST_PASSES
 
 
 def _with_search(task: Task, result: Result) -> Result:
@@ -83,8 +90,10 @@ def _with_search(task: Task, result: Result) -> Result:
             effort.deadline, None if effort.work is None else int((1 - SEARCH_SHARE) * effort.work)
         )
     if not aimed.has_ended:
-        better = best_of_heuristics(spans, goal, best=aimed.found, first=FIRST_PASSES)
-        better = improve_in_windows(replace(task, bound_bytes=aimed.bound_bytes), better, effort)
+        better = aimed.found
+        if not is_very_large(spans):
+            better = best_of_heuristics(spans, goal, best=better, first=FIRST_PASSES)
+        better = improve_by_crowds(replace(task, bound_bytes=aimed.bound_bytes), better, effort)
         aimed = replace(aimed, found=better)
     proved_by = result.proved_by
     if aimed.found.height_bytes == aimed.bound_bytes:

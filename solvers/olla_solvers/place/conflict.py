@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
+from typing import NoReturn
 
 from olla_solvers.errors import InfeasibleError
-from olla_solvers.place.aim import Effort
-from olla_solvers.place.search import SearchStatus, search
+from olla_solvers.place.aim import Effort, when_compiled
+from olla_solvers.place.search import SearchStatus, is_available, search
 from olla_solvers.plan import Span
 from olla_solvers.problem import Bytes
 
@@ -37,8 +38,11 @@ class CannotFitError(InfeasibleError):
         self.is_minimal = is_minimal
 
 
-def refuse_impossible(spans: Sequence[Span], capacity: Bytes) -> None:
+def refuse_impossible(spans: Sequence[Span], capacity: Bytes, effort: Effort) -> None:
     """Refuse a capacity that a given offset or the live bytes of one timestep exceed.
+
+    Where offsets are given or aligned, fewer of the live spans may be in conflict than their bytes show,
+    which the search then finds out.
 
     Raises:
         CannotFitError: naming the spans.
@@ -52,6 +56,10 @@ def refuse_impossible(spans: Sequence[Span], capacity: Bytes) -> None:
                 is_minimal=True,
             )
     clique = fewest_alive_above(spans, capacity)
+    if clique and is_available() and any(span.offset is not None or span.alignment > 1 for span in clique):
+        kept, is_minimal = minimal_conflict(clique, capacity, when_compiled(effort))
+        if len(kept) < len(clique):
+            _refuse(kept, capacity, is_minimal)
     if clique:
         raise CannotFitError(
             f"{_names(clique)} cannot fit within {capacity} B: they are alive together at timestep "
@@ -61,17 +69,20 @@ def refuse_impossible(spans: Sequence[Span], capacity: Bytes) -> None:
         )
 
 
-def refuse_proven(spans: Sequence[Span], capacity: Bytes, effort: Effort) -> None:
+def refuse_proven(spans: Sequence[Span], capacity: Bytes, effort: Effort) -> NoReturn:
     """Name a small set of spans that do not fit, knowing that all of them do not.
 
     Raises:
         CannotFitError: always.
     """
     kept, is_minimal = minimal_conflict(spans, capacity, effort)
+    _refuse(kept, capacity, is_minimal)
+
+
+def _refuse(kept: Sequence[Span], capacity: Bytes, is_minimal: bool) -> NoReturn:
     kind = "no smaller part of them is in conflict" if is_minimal else "a smaller set may exist"
     raise CannotFitError(
-        f"{_names(kept)} cannot fit within {capacity} B together, though no timestep has more live bytes "
-        f"(proven by exact search; {kind})",
+        f"{_names(kept)} cannot fit within {capacity} B together (proven by exact search; {kind})",
         [span.name for span in kept],
         is_minimal=is_minimal,
     )

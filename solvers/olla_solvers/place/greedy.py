@@ -15,15 +15,12 @@ import numpy as np
 
 from olla_solvers.errors import InfeasibleError
 from olla_solvers.plan import Span
-from olla_solvers.problem import Bytes, Offset
+from olla_solvers.problem import Offset
 
 Rule = Callable[[Span], tuple[int, ...]]
 """A sort key: the span with the smallest key goes first."""
 
 Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
-
-Hole: TypeAlias = tuple[Offset, Bytes | None]
-"""Where an array could begin, and the bytes from there to the next array above, None at the top."""
 
 
 def by_size(span: Span) -> tuple[int, ...]:
@@ -50,21 +47,49 @@ def greedy(spans: Sequence[Span], rule: Rule, *, best_fit: bool = False) -> tupl
     Raises:
         InfeasibleError: when two given offsets collide.
     """
-    lower = np.array([span.lower for span in spans], dtype=np.int64)
-    upper = np.array([span.upper for span in spans], dtype=np.int64)
     sizes = np.array([span.size_bytes for span in spans], dtype=np.int64)
     bottom = np.zeros(len(spans), dtype=np.int64)
     placed = np.zeros(len(spans), dtype=bool)
+    neighbours = _Neighbours(spans)
     check_given(spans)
     for index in sorted(range(len(spans)), key=lambda i: (spans[i].offset is None, rule(spans[i]))):
         span = spans[index]
         if span.offset is not None:
             bottom[index] = span.offset
         elif span.size_bytes > 0:
-            others = np.flatnonzero(placed & (lower < span.upper) & (upper > span.lower))
+            others = neighbours.of(span)
+            others = others[placed[others]]
             bottom[index] = _choose(span, bottom[others], sizes[others], best_fit)
         placed[index] = span.size_bytes > 0
     return tuple(int(offset) for offset in bottom)
+
+
+class _Neighbours:
+    """Finds what is alive with a span: classes of about equal lifetime, each sorted by birth.
+
+    Within a class whose lifetimes are shorter than a width, what is alive with a span was born less than that
+    before it, so a short stretch of the class holds it all.
+    """
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        lower = np.array([span.lower for span in spans], dtype=np.int64)
+        upper = np.array([span.upper for span in spans], dtype=np.int64)
+        kind = np.frexp((upper - lower).astype(np.float64))[1]
+        self._classes: list[tuple[int, Ints, Ints, Ints]] = []
+        for each in np.unique(kind):
+            members = np.flatnonzero(kind == each)
+            members = members[np.argsort(lower[members], kind="stable")]
+            width = int((upper[members] - lower[members]).max())
+            self._classes.append((width, members, lower[members], upper[members]))
+
+    def of(self, span: Span) -> Ints:
+        """The indices of what is alive with a span, itself included."""
+        found = []
+        for width, members, lower, upper in self._classes:
+            first, past = np.searchsorted(lower, (span.lower - width + 1, span.upper))
+            if first < past:
+                found.append(members[first:past][upper[first:past] > span.lower])
+        return np.concatenate(found)
 
 
 def check_given(spans: Sequence[Span]) -> None:
@@ -100,22 +125,11 @@ def given_collision(spans: Sequence[Span]) -> tuple[int, int] | None:
 
 def _choose(span: Span, bottoms: Ints, sizes: Ints, best_fit: bool) -> Offset:
     """Where a span goes among others, which are placed."""
-    holes = _holes(span, bottoms, sizes)
-    if best_fit:
-        closed = [(room, offset) for offset, room in holes if room is not None]
-        return min(closed)[1] if closed else holes[-1][0]
-    return holes[0][0]
-
-
-def _holes(span: Span, bottoms: Ints, sizes: Ints) -> list[Hole]:
-    """The holes that a span fits into, ascending; the last one is the top."""
-    holes: list[Hole] = []
-    offset = 0
-    for index in np.argsort(bottoms, kind="stable"):
-        room = int(bottoms[index]) - offset
-        if room >= span.size_bytes:
-            holes.append((offset, room))
-        top = int(bottoms[index] + sizes[index])
-        offset = max(offset, -(-top // span.alignment) * span.alignment)
-    holes.append((offset, None))
-    return holes
+    order = np.argsort(bottoms, kind="stable")
+    tops = np.maximum.accumulate(bottoms[order] + sizes[order])
+    starts = np.concatenate([[0], -(-tops // span.alignment) * span.alignment])
+    rooms = bottoms[order] - starts[:-1]
+    holes = np.flatnonzero(rooms >= span.size_bytes)
+    if len(holes) == 0:
+        return int(starts[-1])
+    return int(starts[holes[rooms[holes].argmin()] if best_fit else holes[0]])

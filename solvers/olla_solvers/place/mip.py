@@ -125,7 +125,8 @@ def _address(model: LinearModel, span: Span, known: Offset, height: Bytes, unit:
     step = unit if unit % span.alignment == 0 else span.alignment
     low = 0 if span.offset is None else span.offset
     high = max(0, height - span.size_bytes) if span.offset is None else span.offset
-    column = model.column(low / step, high / step, integer=step != unit)
+    # Whole bounds for whole columns: HiGHS has proven wrong optima under fractional ones.
+    column = model.column(low / step, high // step if step != unit else high / step, integer=step != unit)
     model.start[column] = known / step
     return column, step / unit
 

@@ -24,7 +24,7 @@ from olla_solvers.problem import Array, Operator, Problem
 from tests.olla_solvers.graphs import alexnet_step, mlp_step, problems, smallest_peak, training_steps
 
 MANY = settings(max_examples=400, deadline=None, derandomize=True)
-FEW = settings(max_examples=25, deadline=None, derandomize=True)
+FEW = settings(max_examples=12, deadline=None, derandomize=True)
 
 
 def smallest_flow_peak(flow: FlowGraph) -> int:

@@ -65,6 +65,7 @@ def test_every_pair_of_rules_off_agrees_with_enumeration() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
 def test_search_program_and_enumeration_agree_on_thousands(tmp_path: Path) -> None:
     above_bound = aligned = given = 0
     for items in instances(5000, seed=3):

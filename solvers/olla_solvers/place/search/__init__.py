@@ -11,6 +11,7 @@ from olla_solvers.place.search.driver import (
     SearchResult,
     SearchStatus,
     compilation_seconds,
+    compilation_so_far,
     is_available,
     search,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "SearchRules",
     "SearchStatus",
     "compilation_seconds",
+    "compilation_so_far",
     "is_available",
     "search",
 ]

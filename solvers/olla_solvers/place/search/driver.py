@@ -97,6 +97,11 @@ def compilation_seconds() -> float:
     return seconds
 
 
+def compilation_so_far() -> float:
+    """Seconds that making the search ready has cost this process; 0 where it was not needed yet."""
+    return compilation_seconds() if compilation_seconds.cache_info().currsize else 0.0
+
+
 def search(
     spans: Sequence[Span],
     capacity_bytes: Bytes,

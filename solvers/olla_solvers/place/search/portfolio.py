@@ -8,6 +8,7 @@ budgets grow geometrically, in nodes, so that a run can be repeated.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -68,6 +69,23 @@ class Attempt:
     name: str
 
 
+@dataclass(frozen=True)
+class Lasting:
+    """An order without chance.
+
+    Attributes:
+        name: for reports.
+        keys: of the arrays, descending, the most important first.
+        rerank: ``KEEP`` or ``BY_TOTAL``.
+        weight: factor on its budget from the second round on.
+    """
+
+    name: str
+    keys: list[Ints]
+    rerank: int
+    weight: int = 1
+
+
 def attempts(prepared: Prepared, blame: Ints, section_blame: Ints, seed: int) -> Iterator[Attempt]:
     """The attempts in turn, without end, the same for the same seed.
 
@@ -79,15 +97,16 @@ def attempts(prepared: Prepared, blame: Ints, section_blame: Ints, seed: int) ->
     """
     features = _Features(prepared)
     random = np.random.default_rng(seed)
-    lasting = [(name, _ranks(keys), rerank) for name, keys, rerank in features.lasting_orders()]
-    budget = FIRST_BUDGET * len(prepared.size)
-    while True:
-        for lane, (name, rank, rerank) in enumerate(lasting):
-            yield Attempt(lane, rank, rerank, int(budget), name)
+    lasting = [(order, _ranks(order.keys)) for order in features.lasting_orders()]
+    for rounds in itertools.count():
+        budget = FIRST_BUDGET * BUDGET_GROWTH**rounds * len(prepared.size)
+        for lane, (order, rank) in enumerate(lasting):
+            # An easy instance falls to one of the orders at once: in the first round each has its chance.
+            weight = order.weight if rounds > 0 else 1
+            yield Attempt(lane, rank, order.rerank, int(weight * budget), order.name)
         for _ in range(RANDOM_ORDERS):
             name, keys, rerank = features.random_order(random, blame, section_blame)
             yield Attempt(None, _ranks(keys), rerank, int(budget * RANDOM_SHARE), name)
-        budget *= BUDGET_GROWTH
 
 
 class _Features:
@@ -118,17 +137,17 @@ class _Features:
         )
         self._events = left - right + 2
 
-    def lasting_orders(self) -> tuple[tuple[str, list[Ints], int], ...]:
-        """Orders without chance: name, descending keys, what to do at splits."""
+    def lasting_orders(self) -> tuple[Lasting, ...]:
+        """Orders without chance, those that solve most alone with the largest weight."""
         return (
-            ("events, area", [self._events, self._area], BY_TOTAL),
-            ("bytes beside, area", [self._bytes_beside, self._area], BY_TOTAL),
-            ("area", [self._area], BY_TOTAL),
-            ("size", [self._size, self._sections], BY_TOTAL),
-            ("load, area", [self._load, self._area], BY_TOTAL),
-            ("full sections, area", [self._full, self._area], KEEP),
-            ("sections, area", [self._sections, self._area], BY_TOTAL),
-            ("neighbours, area", [self._neighbours, self._area], BY_TOTAL),
+            Lasting("events, area", [self._events, self._area], BY_TOTAL, 4),
+            Lasting("bytes beside, area", [self._bytes_beside, self._area], BY_TOTAL, 2),
+            Lasting("area", [self._area], BY_TOTAL),
+            Lasting("size", [self._size, self._sections], BY_TOTAL),
+            Lasting("load, area", [self._load, self._area], BY_TOTAL),
+            Lasting("full sections, area", [self._full, self._area], KEEP),
+            Lasting("sections, area", [self._sections, self._area], BY_TOTAL),
+            Lasting("neighbours, area", [self._neighbours, self._area], BY_TOTAL),
         )
 
     def random_order(

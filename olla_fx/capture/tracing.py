@@ -1,0 +1,356 @@
+"""One tracing run: the fake arguments of a step, and the step as a function of them.
+
+The function calls the model, the loss, ``torch.autograd.grad`` and the optimizer's own ``step`` on shadows of
+the user's objects that hold what it is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from olla_fx import torch_compat
+from olla_fx.capture import optimizer as optimizers
+from olla_fx.capture.as_eager import AsEager
+from olla_fx.capture.eager import FakeStep
+from olla_fx.capture.inputs import WANTS_GRADIENT, Role, StepInput, TensorSlot, TensorSpec, tensor_slots
+from olla_fx.capture.optimizer import OptimizerLayout
+from olla_fx.capture.python_state import PythonState
+from olla_fx.capture.recipe import joined, refuse_sparse
+from olla_fx.capture.refusals import explained
+from olla_fx.capture.shadow_model import ShadowModel
+from olla_fx.capture.types import Mode, OutputLayout, StepRequest, plan_device
+from olla_fx.errors import CaptureError
+
+
+class Tracing:
+    """One tracing run of a request.
+
+    Attributes:
+        request: what is traced.
+        unused: parameters that no gradient reaches, which are not trained.
+        fake_mode: of the arguments.
+        slots: the modules' tensors with all their places.
+        shadow: the copies that are traced.
+        reads: what the traced code read of modules, once traced.
+        inputs: what each argument is.
+        flat_arguments: the arguments.
+        outputs: how results become the answer, once traced.
+        without_gradient: parameters that no gradient reached, once traced.
+        differentiable: for each result of the answer, whether a tangent comes back for it, once traced.
+        gradients: indices of the inputs whose gradients follow the answer, once traced.
+        layout: of the optimizer.
+        state: of the optimizer, by parameter and key.
+        device: where everything lives.
+        example_leaves: for each leaf of the example, its index among the arguments, or the constant.
+    """
+
+    def __init__(self, request: StepRequest, unused: frozenset[str]) -> None:
+        """Make the arguments.
+
+        Args:
+            request: what to trace.
+            unused: parameters not to train.
+        """
+        self.request = request
+        self.unused = unused
+        self.fake_mode = torch_compat.new_fake_mode()
+        self._originals = request.modules()
+        self.slots = tensor_slots(self._originals)
+        self.shadow = ShadowModel(request, self.slots)
+        self.reads: Mapping[tuple[int, str], nn.Module] = {}
+        self.inputs: list[StepInput] = []
+        self.flat_arguments: list[torch.Tensor] = []
+        self.outputs: OutputLayout | None = None
+        self.without_gradient: list[str] = []
+        self.differentiable: tuple[bool, ...] = ()
+        self.gradients: tuple[int, ...] = ()
+        self._mode = AsEager()
+        self.layout: OptimizerLayout | None = None
+        self.state: dict[str, dict[str, torch.Tensor]] = {}
+        self.device = plan_device(request, self.slots)
+        self._add_model_tensors()
+        if request.optimizer is not None:
+            self._add_optimizer(request.optimizer)
+        self._add_examples()
+        if request.mode is Mode.AUTOGRAD:
+            self._add_tangents()
+
+    def python_state(self) -> PythonState:
+        """What the traced code read of its modules, as the user's own modules have it."""
+        copies = {id(copy): (name, self._originals[name]) for name, copy in self.shadow.modules.items()}
+        known = frozenset((slot.owner, slot.key) for places in self.slots for slot in places)
+        return PythonState.of(self.reads, copies, known, self.request.loss_fn)
+
+    def _tensor(self, slot: TensorSlot) -> torch.Tensor:
+        tensor: torch.Tensor = slot.table(self._originals[slot.owner])[slot.key]
+        return tensor
+
+    def _add(self, role: Role, name: str, spec: TensorSpec) -> torch.Tensor:
+        with self.fake_mode:
+            fake = spec.empty(meta_as=self.device)
+        self.inputs.append(StepInput(role, name, spec))
+        self.flat_arguments.append(fake)
+        return fake
+
+    def _add_model_tensors(self) -> None:
+        for places in self.slots:
+            tensor = self._tensor(places[0])
+            self._add(places[0].role, places[0].name, TensorSpec.of(tensor))
+
+    def _add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizers.check_supported(optimizer)
+        self.layout = optimizers.describe(optimizer, self._originals)
+        trained = {each.name: each for each in self.inputs if each.role is Role.PARAMETER}
+        for index, names in enumerate(self.layout.parameters):
+            group = optimizer.param_groups[index]
+            for name, parameter in zip(names, group["params"], strict=True):
+                spec = trained[name].spec
+                if parameter.is_complex():
+                    raise CaptureError(f"parameter {name} is complex; training those cannot be captured yet")
+                if spec is not None and spec.requires_grad and name not in self.unused:
+                    self.state[name] = self._add_state(optimizer, group, name, parameter)
+        for slot in self.layout.scalars:
+            with self.fake_mode:
+                self.flat_arguments.append(torch.empty((), dtype=torch.float64))
+            self.inputs.append(StepInput(Role.SCALAR, slot.name, None))
+
+    def _add_state(
+        self, optimizer: torch.optim.Optimizer, group: dict[str, Any], name: str, parameter: nn.Parameter
+    ) -> dict[str, torch.Tensor]:
+        present = optimizer.state.get(parameter, {})
+        if any(isinstance(value, torch.Tensor) for value in present.values()):
+            values = {key: value for key, value in present.items() if value is not None}
+        else:
+            with self.fake_mode:
+                fake = TensorSpec.of(parameter).empty(meta_as=self.device)
+                values = optimizers.initial_state(optimizer, group, fake)
+        loose = next((key for key, value in values.items() if not isinstance(value, torch.Tensor)), None)
+        if loose is not None:
+            raise CaptureError(
+                f"the optimizer's state {loose!r} of {name} is {values[loose]!r}, not a tensor: it was saved "
+                "by an older PyTorch; load it with optimizer.load_state_dict"
+            )
+        return {
+            key: self._add(Role.STATE, f"{name}.{key}", TensorSpec.of(value)) for key, value in values.items()
+        }
+
+    def _add_examples(self) -> None:
+        leaves, self.example_spec = pytree.tree_flatten(self.request.inputs)
+        self.example_leaves: list[Any] = []
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                if leaf.requires_grad and self.request.mode is Mode.TRAINING:
+                    raise CaptureError(f"input {index} {WANTS_GRADIENT}")
+                leaf = self._add(Role.EXAMPLE, str(index), TensorSpec.of(leaf))
+                self.example_leaves.append(len(self.flat_arguments) - 1)
+            else:
+                self.example_leaves.append(Constant(leaf))
+
+    def _add_tangents(self) -> None:
+        """One for each output that has a gradient; a first run under fake tensors tells which."""
+        eager = FakeStep(self.request)
+        with explained(self.request.model), torch.random.fork_rng(devices=[]):
+            outputs = eager.forward()
+        if not outputs:
+            raise CaptureError(
+                f"no output of {type(self.request.model).__name__} depends on a parameter or input that "
+                "requires a gradient: call it under torch.no_grad()"
+            )
+        for index, output in enumerate(outputs):
+            self._add(Role.TANGENT, str(index), TensorSpec.of(output.detach()))
+
+    def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
+        """The whole step as a function of its tensors; returns flat copies of its results."""
+        with self._mode, torch_compat.saved_tensor_hooks_in_traces():
+            return self._step(flat)
+
+    def _step(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        held = self._with_gradients(flat)
+        examples = [each.value if isinstance(each, Constant) else held[each] for each in self.example_leaves]
+        arguments = pytree.tree_unflatten(examples, self.example_spec)
+        names = [(each.role, each.name) for each in self.inputs]
+        present = dict(zip(names, held, strict=True))
+        self.shadow.put([present[places[0].role, places[0].name] for places in self.slots])
+        if self.request.mode is Mode.INFERENCE:
+            with torch.no_grad():
+                return self._flatten_outputs(self.shadow.model(*arguments))
+        if self.request.mode is Mode.AUTOGRAD:
+            return self._differentiable_pass(flat, held, arguments)
+        values = dict(zip(names, flat, strict=True))
+        leaves = {name: each for (role, name), each in present.items() if each is not values[role, name]}
+        return self._training_step(values, leaves, arguments)
+
+    def _with_gradients(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors of the step, those that want a gradient as leaves that do.
+
+        All such parameters, also those that are not trained and in inference: ``matmul`` chooses its kernel
+        by it.
+        """
+        held = list(flat)
+        for index, each in enumerate(self.inputs):
+            if (
+                each.role in (Role.PARAMETER, Role.EXAMPLE)
+                and each.spec is not None
+                and each.spec.requires_grad
+            ):
+                held[index] = flat[index].detach().requires_grad_()
+        return held
+
+    def _differentiable_pass(
+        self, flat: Sequence[torch.Tensor], held: Sequence[torch.Tensor], arguments: Sequence[Any]
+    ) -> list[torch.Tensor]:
+        """Forward, and the gradients of everything that wants one from the tangents of the outputs."""
+        wanted = {index: each for index, each in enumerate(held) if each is not flat[index]}
+        tangents = [
+            tensor for each, tensor in zip(self.inputs, flat, strict=True) if each.role is Role.TANGENT
+        ]
+        with torch.enable_grad():
+            outputs = self.shadow.model(*arguments)
+        tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        self.differentiable = tuple(leaf.requires_grad for leaf in tensors)
+        through = [leaf for leaf in tensors if leaf.requires_grad]
+        with self._gradients_made():
+            gradients = torch.autograd.grad(through, list(wanted.values()), tangents, allow_unused=True)
+        by_index = dict(zip(wanted, gradients, strict=True))
+        self.gradients = tuple(index for index, gradient in by_index.items() if gradient is not None)
+        self.without_gradient = [
+            each.name
+            for index, each in enumerate(self.inputs)
+            if each.role is Role.PARAMETER and index in by_index and by_index[index] is None
+        ]
+        for index in self.gradients:
+            refuse_sparse(self.inputs[index].name, by_index[index])
+        answer = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+        kept = [by_index[index].detach().clone() for index in self.gradients]
+        return [*self._flatten_outputs(answer), *kept]
+
+    def _training_step(
+        self,
+        values: Mapping[tuple[Role, str], torch.Tensor],
+        leaves: Mapping[str, torch.Tensor],
+        arguments: Sequence[Any],
+    ) -> list[torch.Tensor]:
+        trained = [name for names in self._layout().parameters for name in names if name in self.state]
+        recipe, losses, answers = self.request.recipe, [], []
+        total: dict[str, torch.Tensor | None] = dict.fromkeys(trained)
+        for *inputs, target in recipe.parts(arguments):
+            with torch.enable_grad():
+                outputs = self.shadow.model(*inputs)
+                loss = recipe.share(self._loss(outputs, target))
+            if not trained:
+                raise CaptureError("the loss depends on no parameter that the optimizer trains")
+            with self._gradients_made():
+                gradients = torch.autograd.grad(loss, [leaves[name] for name in trained], allow_unused=True)
+            for name, gradient in zip(trained, gradients, strict=True):
+                refuse_sparse(name, gradient)
+                _accumulate(total, name, gradient)
+            losses.append(loss.detach())
+            answers.append(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs))
+        self.without_gradient = [name for name, gradient in total.items() if gradient is None]
+        with torch.autocast(self.device.type, enabled=False):
+            recipe.clip(total)
+            self._update(values, {name: values[Role.PARAMETER, name] for name in trained}, total)
+            loss = sum(losses[1:], losses[0])
+        return self._flatten_outputs((loss, joined(answers)) if self.request.return_outputs else loss)
+
+    @contextlib.contextmanager
+    def _gradients_made(self) -> Iterator[None]:
+        """Backward: autocast, where it is on, is for forward and loss; what follows keeps to their types."""
+        with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
+            yield
+
+    @property
+    def recomputed(self) -> int:
+        """How many operators of checkpoints' recomputations were traced."""
+        return self._mode.draws.recomputed
+
+    def _loss(self, outputs: Any, target: Any) -> torch.Tensor:
+        if self.shadow.loss_fn is None:
+            raise CaptureError("a training step needs loss_fn")
+        loss = self.shadow.loss_fn(outputs, target)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            given = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise CaptureError(f"loss_fn must return a scalar tensor, not {given}")
+        if not loss.requires_grad:
+            raise CaptureError("the loss depends on no parameter that the optimizer trains")
+        return loss
+
+    def _layout(self) -> OptimizerLayout:
+        if self.layout is None:
+            raise CaptureError("a training step needs an optimizer")
+        return self.layout
+
+    def _update(
+        self,
+        values: Mapping[tuple[Role, str], torch.Tensor],
+        parameters: Mapping[str, torch.Tensor],
+        gradients: Mapping[str, torch.Tensor | None],
+    ) -> None:
+        if self.request.optimizer is None:
+            raise CaptureError("a training step needs an optimizer")
+        scalars: dict[str, Any] = {}
+        for slot in self._layout().scalars:
+            scalars[slot.name] = values[Role.SCALAR, slot.name].item()
+            if slot.parameter is None:
+                torch_compat.assume_sign(scalars[slot.name], positive=slot.positive)
+        state = {
+            name: {key: values[Role.STATE, f"{name}.{key}"] for key in keys}
+            for name, keys in self.state.items()
+        }
+        optimizers.run_update(
+            self.request.optimizer, self._layout(), parameters_and_frozen(values, parameters), gradients,
+            state, scalars,
+        )  # fmt: skip
+
+    def _flatten_outputs(self, answer: Any) -> list[torch.Tensor]:
+        """Flat results, each behind a ``clone`` that keeps AOTAutograd from hiding its aliases.
+
+        The clones are removed again when the graph is cleaned
+        (:func:`olla_fx.rewrite.cleanup.drop_output_copies`).
+        """
+        leaves, spec = pytree.tree_flatten(answer)
+        results: list[torch.Tensor] = []
+        layout: list[tuple[bool, Any]] = []
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                layout.append((True, len(results)))
+                results.append(leaf.detach().clone())
+            elif isinstance(leaf, int | float | bool | str | type(None)):
+                layout.append((False, leaf))
+            else:
+                raise CaptureError(
+                    f"the model returns a {type(leaf).__name__}, which is no tensor, number, tuple, list or "
+                    "dict: register it with torch.utils._pytree, or return its tensors"
+                )
+        self.outputs = OutputLayout(spec, tuple(layout))
+        return results
+
+
+def _accumulate(total: dict[str, torch.Tensor | None], name: str, gradient: torch.Tensor | None) -> None:
+    """Add a gradient to what is there, as autograd adds to ``.grad``."""
+    before = total[name]
+    if before is not None and gradient is not None:
+        before.add_(gradient)
+    else:
+        total[name] = gradient if before is None else before
+
+
+def parameters_and_frozen(
+    values: Mapping[tuple[Role, str], torch.Tensor], trained: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """All parameters by name: the optimizer may hold frozen ones, which it skips for want of a gradient."""
+    return {name: each for (role, name), each in values.items() if role is Role.PARAMETER} | dict(trained)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A leaf of the caller's inputs that is no tensor."""
+
+    value: Any

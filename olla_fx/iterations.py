@@ -1,0 +1,127 @@
+"""Finds the iteration in a stream of requests: the repeatability test.
+
+SmartPool §V calls it done "once two consecutive subsequences are detected to be repeating". A stream has
+noise at both ends (lazily made optimizer state, what is freed when the loop is over) and repetitions within
+one iteration (equal layers), so the period is looked for that explains the longest stretch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from olla_fx.arena.events import AllocationEvent, EventKind
+from olla_solvers.plan import Span
+
+_RAREST = 8
+"""Symbols whose distances are tried as periods: the rarest that come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A stretch of a stream that repeats itself.
+
+    Attributes:
+        start: index of its first event.
+        length: events of one repetition.
+        repetitions: how often it occurs, at least 2; the last may be cut off.
+    """
+
+    start: int
+    length: int
+    repetitions: int
+
+
+def find_period(events: Sequence[AllocationEvent]) -> Period | None:
+    """The iteration of a loop.
+
+    Args:
+        events: requests and frees, in order.
+
+    Returns:
+        The period of the longest stretch that repeats; None where nothing does.
+    """
+    symbols = _symbols(events)
+    best: tuple[int, int, int] | None = None
+    for length in _candidates(symbols):
+        start, run = _longest_run(symbols[:-length] == symbols[length:])
+        covered = run + length
+        if run >= length and (best is None or (covered, -length) > (best[0], -best[2])):
+            best = covered, start, length
+    return None if best is None else Period(best[1], best[2], best[0] // best[2])
+
+
+def _symbols(events: Sequence[AllocationEvent]) -> npt.NDArray[np.int64]:
+    """One number for each kind of event: a request's size; a free's size and the age of what it frees."""
+    requested: dict[int, int] = {}
+    known: dict[tuple[bool, int, int], int] = {}
+    symbols = np.empty(len(events), dtype=np.int64)
+    for index, event in enumerate(events):
+        is_free = event.kind is EventKind.FREE
+        age = index - requested.get(event.block, index) if is_free else 0
+        if not is_free:
+            requested[event.block] = index
+        symbols[index] = known.setdefault((is_free, event.size_bytes, age), len(known))
+    return symbols
+
+
+def _candidates(symbols: npt.NDArray[np.int64]) -> list[int]:
+    """Distances between occurrences of rare symbols, up to half the stream."""
+    counts = np.bincount(symbols) if len(symbols) else np.empty(0, dtype=np.int64)
+    coming_back = [int(each) for each in np.argsort(counts, kind="stable") if counts[each] > 1]
+    found: set[int] = set()
+    for symbol in coming_back[:_RAREST]:
+        places = np.flatnonzero(symbols == symbol)
+        # A symbol that occurs k times in an iteration comes back after k occurrences.
+        for apart in range(1, min(len(places), 64)):
+            found.update(int(each) for each in np.unique(places[apart:] - places[:-apart]))
+    return sorted(each for each in found if each <= len(symbols) // 2)
+
+
+def _longest_run(same: npt.NDArray[np.bool_]) -> tuple[int, int]:
+    """Start and length of the longest run of true values."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], same.astype(np.int8), [0]))))
+    starts, ends = edges[::2], edges[1::2]
+    if not len(starts):
+        return 0, 0
+    longest = int(np.argmax(ends - starts))
+    return int(starts[longest]), int(ends[longest] - starts[longest])
+
+
+def spans_of_iteration(events: Sequence[AllocationEvent], period: Period) -> tuple[Span, ...]:
+    """One iteration's blocks as rectangles.
+
+    The iteration is cut where least is alive. A block that lives on into the next one is alive all the time,
+    for its successor is requested while it still is.
+
+    Args:
+        events: the stream.
+        period: from :func:`find_period`.
+    """
+    first = _quietest(events, period)
+    last = first + period.length
+    freed = {event.block: index for index, event in enumerate(events) if event.kind is EventKind.FREE}
+    spans = []
+    for index in range(first, last):
+        event = events[index]
+        if event.kind is EventKind.FREE or event.size_bytes == 0:
+            continue
+        end = freed.get(event.block, len(events))
+        lower, upper = (index - first, end - first) if end < last else (0, period.length)
+        spans.append(Span(str(event.block), lower, upper, event.size_bytes))
+    return tuple(spans)
+
+
+def _quietest(events: Sequence[AllocationEvent], period: Period) -> int:
+    """Where in the last but one repetition the fewest bytes of its own are alive."""
+    start = period.start + (period.repetitions - 2) * period.length
+    alive, least, best = 0, None, start
+    for index in range(start, start + period.length):
+        if least is None or alive < least:
+            least, best = alive, index
+        event = events[index]
+        alive += event.size_bytes if event.kind is EventKind.ALLOC else -event.size_bytes
+    return best

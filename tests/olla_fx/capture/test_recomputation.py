@@ -1,0 +1,82 @@
+"""Gradient checkpointing in the model: recomputed in the plan, with forward's masks, at no more memory."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+import olla_fx
+from tests.olla_fx.helpers import Twins, sgd
+from tests.olla_fx.run.test_own_loop import Loops
+
+
+class Block(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.drop, self.norm = nn.Dropout(dropout), nn.BatchNorm1d(32)
+
+    def forward(self, x):
+        return self.norm(x + self.drop(self.second(F.gelu(self.first(x)))))
+
+
+class Blocks(nn.Module):
+    """Blocks, each recomputed in backward."""
+
+    def __init__(self, dropout=0.0, how="each"):
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block(dropout) for _ in range(6)))
+        self.head, self.how = nn.Linear(32, 5), how
+
+    def forward(self, x):
+        if self.how == "sequential":
+            return self.head(checkpoint_sequential(self.blocks, 3, x, use_reentrant=False))
+        if self.how == "nested":
+            return self.head(checkpoint(self.outer, x, use_reentrant=False))
+        return self.head(self.outer(x) if self.how == "each" else self.blocks(x))
+
+    def outer(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+def batches(count):
+    generator = torch.Generator().manual_seed(5)
+    return [
+        (torch.randn(64, 32, generator=generator), torch.randint(5, (64,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("how", ["each", "sequential", "nested"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_twenty_steps(dropout, how):
+    twins = Twins(Blocks(dropout, how), sgd, batches(1)[0]).run(batches(20))
+    assert twins.step.plan.recomputed_operators > 0
+    assert "recomputed for checkpoints" in str(twins.step.report())
+
+
+def test_an_own_loop():
+    loops = Loops(Blocks(0.3), batches(1)[0][0]).run(batches(20))
+    loops.assert_served()
+    assert loops.planned.plan.recomputed_operators > 0
+
+
+def planned(model):
+    return olla_fx.plan(
+        model, batches(1)[0], loss_fn=F.cross_entropy, optimizer=sgd(model.parameters()), solver="none"
+    )
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("how", ["each", "sequential"])
+def test_no_more_memory_than_eager_with_checkpoints(how, dropout):
+    recomputed, plain = planned(Blocks(dropout, how)), planned(Blocks(dropout, "plain"))
+    assert recomputed.peak_bytes <= recomputed.baseline.live_peak_bytes
+    assert recomputed.peak_bytes < plain.peak_bytes / 1.5
+    assert plain.recomputed_operators == 0
+    assert (
+        olla_fx.Plan.from_json(recomputed.to_json()).recomputed_operators == recomputed.recomputed_operators
+    )

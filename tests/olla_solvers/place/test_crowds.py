@@ -1,0 +1,88 @@
+"""Very large instances: the crowded times first, the rest around them."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+
+import pytest
+
+from olla_solvers.place.aim import Effort, Task
+from olla_solvers.place.bound import max_live_bytes
+from olla_solvers.place.crowds import components, improve_by_crowds, is_very_large, load_bytes
+from olla_solvers.place.found import Found
+from olla_solvers.place.greedy import by_birth, by_size, greedy
+from olla_solvers.place.skyline import RULES, skyline
+from olla_solvers.plan import Span
+from tests.olla_solvers.place.checking import assert_valid
+
+
+def stream(count: int, seed: int) -> tuple[Span, ...]:
+    """Spans of every size and mostly short lifetimes, a few of them aligned and one given."""
+    draw = random.Random(seed)
+    made = []
+    for number in range(count):
+        lower = draw.randrange(count)
+        upper = lower + 1 + int(draw.expovariate(1 / 30))
+        made.append(Span(f"s{number}", lower, upper, 4 * draw.randint(1, 500), draw.choice((1, 1, 4))))
+    made[0] = replace(made[0], alignment=4, offset=400)
+    return tuple(made)
+
+
+@pytest.mark.parametrize("best_fit", [False, True])
+@pytest.mark.parametrize("rule", [by_size, by_birth])
+def test_greedy_is_valid_on_many_spans(rule: object, best_fit: bool) -> None:
+    items = stream(400, 3)
+    assert_valid(items, greedy(items, by_size if rule is by_size else by_birth, best_fit=best_fit))
+
+
+def test_crowded_times_first_lowers_a_skyline_and_stays_valid() -> None:
+    pytest.importorskip("numba")
+    lowered = 0
+    for seed in range(4):
+        items = stream(700, seed)
+        bound = max_live_bytes(items)
+        known = Found.of(items, skyline(items, RULES["longest lifetime"]), "skyline")
+        task = Task(items, bound, bound, False, "none", Effort(time.monotonic() + 60, None))
+        better = improve_by_crowds(task, known, task.effort)
+        assert_valid(items, better.offsets)
+        assert bound <= better.height_bytes <= known.height_bytes
+        lowered += better.height_bytes < known.height_bytes
+    assert lowered >= 2
+
+
+def test_large_parts_are_searched_for_their_large_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    from olla_solvers.place import crowds
+
+    monkeypatch.setattr(crowds, "MOST_SEARCHED", 10)
+    monkeypatch.setattr(crowds, "LARGE_ARRAYS", 40)
+    items = stream(300, 5)
+    bound = max_live_bytes(items)
+    known = Found.of(items, greedy(items, by_birth), "birth")
+    task = Task(items, bound, bound, False, "none", Effort(time.monotonic() + 60, None))
+    better = improve_by_crowds(task, known, task.effort)
+    assert_valid(items, better.offsets)
+    assert better.height_bytes < known.height_bytes
+
+
+def test_loads_and_components_are_what_their_names_say() -> None:
+    items = stream(120, 7)
+    for span, load in zip(items, load_bytes(items), strict=True):
+        alive = [
+            sum(other.size_bytes for other in items if other.lower <= t < other.upper)
+            for t in range(span.lower, span.upper)
+        ]
+        assert load == max(alive)
+    parts = list(components(items, range(len(items))))
+    assert sorted(index for part in parts for index in part) == list(range(len(items)))
+    ends = [max(items[index].upper for index in part) for part in parts]
+    starts = [min(items[index].lower for index in part) for part in parts]
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+
+
+def test_many_separate_steps_are_not_very_large() -> None:
+    chain = tuple(Span(f"s{i}", i, i + 1, 1) for i in range(100_000))
+    assert not is_very_large(chain)
+    assert is_very_large((*chain, Span("long", 0, 100_000, 1)))

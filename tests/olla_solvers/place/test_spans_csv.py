@@ -1,0 +1,76 @@
+"""Tables of spans: read, written, and refused with file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from olla_solvers.errors import ProblemError
+from olla_solvers.place.spans_csv import read_spans, write_placement
+from olla_solvers.plan import Span
+
+HEADER = "id,lower,upper,size\n"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "spans.csv"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_required_and_optional_columns_in_any_sequence(tmp_path: Path) -> None:
+    path = write(tmp_path, "size, id,upper,lower,alignment,offset\n8,a,4,0,,16\n4,b,3,1,64,\n\n")
+    assert read_spans(path) == (Span("a", 0, 4, 8, 1, 16), Span("b", 1, 3, 4, 64))
+
+
+def test_what_is_written_reads_as_given_offsets(tmp_path: Path) -> None:
+    items = (Span('odd "name", with comma', 0, 4, 8), Span("b", 1, 3, 4))
+    write_placement(tmp_path / "out.csv", items, (0, 8))
+    assert (tmp_path / "out.csv").read_text().splitlines()[0] == "id,lower,upper,size,offset"
+    assert [span.offset for span in read_spans(tmp_path / "out.csv")] == [0, 8]
+    assert [span.name for span in read_spans(tmp_path / "out.csv")] == [span.name for span in items]
+
+
+def test_a_table_without_lines_holds_no_spans(tmp_path: Path) -> None:
+    assert read_spans(write(tmp_path, HEADER)) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("", 1, "empty"),
+        ("id,lower,upper\na,0,1\n", 1, "'size' is missing"),
+        ("id,lower,upper,size,colour\na,0,1,4,red\n", 1, "unknown column 'colour'"),
+        ("id,lower,upper,size,size\na,0,1,4,4\n", 1, "'size' occurs twice"),
+        (HEADER + "a,0,1,4\nb,0,1\n", 3, "3 values for 4 columns"),
+        (HEADER + "a,0,one,4\n", 2, "upper is 'one'"),
+        (HEADER + "a,0,1,4.5\n", 2, "size is '4.5'"),
+        (HEADER + "a,0,1,4\na,1,2,4\n", 3, "'a' occurs before, in line 2"),
+        (HEADER + "a,2,2,4\n", 2, "empty lifetime"),
+        (HEADER + "a,3,2,4\n", 2, "empty lifetime"),
+        (HEADER + "a,0,1,0\n", 2, "no bytes"),
+        (HEADER + "a,0,1,-4\n", 2, "negative size"),
+        (HEADER + ",0,1,4\n", 2, "id is empty"),
+        (HEADER + f"a,0,1,{2**70}\n", 2, "beyond"),
+        (HEADER + "a,0,1,4\n\nb,0,1,99\n", 4, "more than the capacity of 50 B"),
+        ("id,lower,upper,size,alignment\na,0,1,4,0\n", 2, "alignment 0"),
+        ("id,lower,upper,size,offset,alignment\na,0,1,4,6,4\n", 2, "multiple of its alignment"),
+    ],
+)
+def test_bad_tables_are_refused_with_file_and_line(tmp_path: Path, text: str, line: int, words: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ProblemError) as caught:
+        read_spans(path, capacity_bytes=50)
+    assert f"{path}, line {line}: " in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "spans.csv"
+    path.write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(ProblemError, match=r"spans\.csv"):
+        read_spans(path)
+    path.write_text(HEADER + '"a,0,1,4\n', encoding="utf-8")
+    with pytest.raises(ProblemError, match=r"spans\.csv"):
+        read_spans(path)
