@@ -52,7 +52,7 @@ class AsEager(KnownValues):  # type: ignore[no-untyped-call]
             return stand_in(*args, **kwargs)
         functional = _functional_form(operator) if operator._schema.is_mutable else None
         if functional is None or _is_dense(args[0]):
-            return operator(*args, **kwargs)
+            return super().run(operator, args, kwargs)
         target = args[0]
         result = functional(*args, **kwargs)
         if result.shape != target.shape or result.dtype != target.dtype:
