@@ -1,8 +1,13 @@
-"""oneDNN's LSTM under names of our own: a graph's plain call of ATen's operators would do less than eager.
+"""Operators of ATen under names of our own, where a graph's plain call would do less than eager.
 
-The forward keeps what its backward needs (its workspace) only while gradients are enabled, which they are
-not when a planned step runs. The backward returns one tensor as the gradients of both biases, though its
-fake form makes two: here it is one result. Both run the operators of ATen, so that the bits are eager's.
+**oneDNN's LSTM.** The forward keeps what its backward needs (its workspace) only while gradients are enabled,
+which they are not when a planned step runs. The backward returns one tensor as the gradients of both biases,
+though its fake form makes two: here it is one result.
+
+**Grouped products** (mixtures of experts). Their fake form knows the checks of the CUDA kernel, which takes
+bfloat16 alone, and refuses what the CPU's kernel computes.
+
+All run the operators of ATen, so that the bits are eager's.
 """
 
 from __future__ import annotations
@@ -48,6 +53,33 @@ lstm_layer_backward = _define(
     _run_lstm_backward,
     "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
+
+
+def _fake_grouped_mm(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The product of each group: one for every matrix of a stack, or for every part that ``offs`` cuts."""
+    shape = [left.shape[-2], right.shape[-1]]
+    if left.dim() == right.dim():
+        shape.insert(0, left.shape[0] if offs is None else offs.shape[0])
+    dtype = out_dtype or left.dtype
+    # Rows begin at multiples of 16 bytes, as the kernel for CUDA wants them and that for the CPU makes them.
+    elements = 16 // dtype.itemsize
+    row = -(-shape[-1] // elements) * elements
+    strides = [shape[-2] * row, row, 1][-len(shape) :]
+    return left.new_empty_strided(shape, strides, dtype=dtype)
+
+
+grouped_mm = _define(
+    "grouped_mm", aten._grouped_mm.default, aten._grouped_mm.default, _fake_grouped_mm, "Tensor"
+)
+
+UNDER_OWN_NAME = {aten._grouped_mm.default: grouped_mm}
+"""What to trace in the place of operators whose fake form refuses what eager computes."""
 
 
 def with_both_bias_gradients(gradients: Any) -> tuple[torch.Tensor, ...]:

@@ -28,7 +28,7 @@ from torch.nn.modules.module import (
     _global_forward_pre_hooks,
 )
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-from torch.utils import _python_dispatch
+from torch.utils import _python_dispatch, _pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 OLDEST_TESTED = (2, 11)
@@ -40,6 +40,10 @@ DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...] = (
     _fake_tensor.DynamicOutputShapeException,
 )
 """What fake tensors raise when Python asks for a value that only real data could give."""
+
+pytree = _pytree
+OpOverload = torch._ops.OpOverload
+TorchDispatchMode = _python_dispatch.TorchDispatchMode
 
 UNINITIALIZED = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 """What lazy modules hold before their first call."""
@@ -195,18 +199,24 @@ def _operators_with_python_kernels() -> list[Any]:
 def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """Dropout with eager's results, and a mask of bytes where that gives the same bits.
 
-    Eager multiplies by a mask of the input's own type. ``native_dropout`` keeps one byte an element;
-    forward and backward equal eager's for float32 and float64, but not for shorter types, whose scaled
-    mask rounds.
+    Eager multiplies by a mask of the input's own type, divided by ``1 - p``. ``native_dropout`` keeps one
+    byte an element and multiplies by ``1 / (1 - p)``: forward and backward equal eager's for float32 and
+    float64 where both round to the same number, but not for shorter types, whose scaled mask rounds.
     """
     if not train or p == 0 or tensor.numel() == 0:
         return tensor
-    if tensor.dtype in (torch.float32, torch.float64) and p < 1:
+    if tensor.dtype in (torch.float32, torch.float64) and p < 1 and _scales_are_equal(p, tensor.dtype):
         dropped: torch.Tensor = torch.ops.aten.native_dropout(tensor, p, train)[0]
         return dropped
     if p == 1:
         return tensor.mul(torch.zeros((), dtype=tensor.dtype, device=tensor.device))
     return tensor * torch.empty_like(tensor).bernoulli_(1 - p).div_(1 - p)
+
+
+def _scales_are_equal(p: float, dtype: torch.dtype) -> bool:
+    with real_tensors():
+        one = torch.ones((), dtype=dtype)
+        return bool(one.div(1 - p) == one.mul(1 / (1 - p)))
 
 
 def kernel_settings() -> tuple[object, ...]:

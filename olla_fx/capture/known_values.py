@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from olla_fx import torch_compat
+from olla_fx import operators, torch_compat
+from olla_fx.torch_compat import TorchDispatchMode, pytree
 
 aten = torch.ops.aten
 _MOST_ELEMENTS = 1 << 22
@@ -85,7 +84,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator whose answer is not known."""
-        return operator(*args, **kwargs)
+        return operators.UNDER_OWN_NAME.get(operator, operator)(*args, **kwargs)
 
     def _recipe_for(self, operator: Any, arguments: tuple[Any, dict[str, Any]]) -> _Recipe | None:
         """How to compute an operator's results for real; None where something in it is unknown."""

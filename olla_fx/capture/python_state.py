@@ -17,6 +17,7 @@ import torch
 from torch import fx, nn
 
 from olla_fx import torch_compat
+from olla_fx.capture import other_libraries
 from olla_fx.capture.pictures import function_values, is_atomic, picture_of, same
 
 MODULE_TABLES = (
@@ -26,6 +27,7 @@ MODULE_TABLES = (
 )
 """Attributes by which modules and traced modules work; what they hold is looked up and compared by name."""
 
+_NOT_WATCHED = MODULE_TABLES | other_libraries.HARMLESS_ATTRIBUTES
 _ABSENT = object()
 
 
@@ -78,7 +80,7 @@ class PythonState:
             if foreign and (isinstance(module, fx.GraphModule) or type(module) is nn.Module):
                 continue  # tracing's own
             name, original = originals.get(identity, (type(module).__name__, module))
-            if key.startswith("__") or key in MODULE_TABLES or (name, key) in known:
+            if key.startswith("__") or key in _NOT_WATCHED or (name, key) in known:
                 continue
             table = _table_with(original, key, foreign=foreign)
             value = table.get(key, _ABSENT)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import pickle
 import random
+import traceback
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -127,7 +129,7 @@ def explained(model: nn.Module) -> Iterator[None]:
             ) from error
         raise CaptureError(
             f"{name} has control flow or shapes that depend on the values of its tensors, so no one graph "
-            f"describes its step: {_first_line(error)}. {_way_out(model)}"
+            f"describes its step{_where(error)}: {_first_line(error)}. {_way_out(model)}"
         ) from error
     except AssertionError as error:
         if "functional graph" not in str(error):
@@ -138,7 +140,8 @@ def explained(model: nn.Module) -> Iterator[None]:
         ) from error
     except Exception as error:
         raise CaptureError(
-            f"{name} (or its loss) rejects the example input: {type(error).__name__}: {_first_line(error)}"
+            f"{name} (or its loss) rejects the example input{_where(error)}: {type(error).__name__}: "
+            f"{_first_line(error)}"
         ) from error
 
 
@@ -150,6 +153,16 @@ def _way_out(model: nn.Module) -> str:
             "attention_mask as booleans of shape [batch, 1, queries, keys], with what is causal in it"
         )
     return "Rewrite that part with torch.where or fixed shapes"
+
+
+def _where(error: Exception) -> str:
+    """The innermost line, of code neither torch's nor ours, where an error arose; empty without one."""
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((*own, "<")):
+            path = "/".join(Path(frame.filename).parts[-2:])
+            return f" ({path}, line {frame.lineno}: {frame.line})"
+    return ""
 
 
 def _first_line(error: Exception) -> str:

@@ -15,11 +15,14 @@ import torch
 from torch import nn
 
 from olla_fx import torch_compat
+from olla_fx.capture import other_libraries
 from olla_fx.capture.inputs import TensorSlot, step_modules
 from olla_fx.capture.pictures import function_values, leaves_within, picture_of
 from olla_fx.capture.python_state import MODULE_TABLES
 from olla_fx.capture.types import Mode, StepRequest
 from olla_fx.errors import CaptureError
+
+_NOT_PICTURED = (MODULE_TABLES - {"training"}) | other_libraries.HARMLESS_ATTRIBUTES
 
 
 class ShadowModel:
@@ -57,6 +60,8 @@ class ShadowModel:
                 "or buffers, and what cannot be copied outside"
             ) from error
         self.modules = step_modules(self.model, self.loss_fn)
+        for module in self.modules.values():
+            other_libraries.silence(module)
         self._slots = slots
 
     def put(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -76,7 +81,7 @@ class ShadowModel:
         for owner, module in self.modules.items():
             hooked = bool(torch_compat.module_hooks(module))
             for key, value in module.__dict__.items():
-                if key in MODULE_TABLES - {"training"} or (owner, key) in known:
+                if key in _NOT_PICTURED or (owner, key) in known:
                     continue
                 if isinstance(value, torch.Tensor) and hooked:
                     continue  # weight_norm and spectral_norm recompute it in their hook at every call
@@ -106,7 +111,7 @@ def _refuse_hooks(modules: Mapping[str, nn.Module], *, gradients_are_made: bool)
     for name, module in modules.items():
         for hook in torch_compat.module_hooks(module):
             owner: Any = getattr(hook, "__module__", None) or type(hook).__module__
-            if not str(owner).startswith("torch.nn.utils"):
+            if not str(owner).startswith(other_libraries.HARMLESS_HOOKS):
                 raise CaptureError(
                     f"module {name or type(module).__name__!r} has the hook "
                     f"{getattr(hook, '__qualname__', hook)!r}: it would run once, while capturing, and in no "

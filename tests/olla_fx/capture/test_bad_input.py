@@ -182,6 +182,17 @@ def test_a_parameter_that_hides_in_a_list_is_trained_or_refused():
     refused(model, r"own\.weight")
 
 
+def branching(self, x):
+    if x.sum() > 0:
+        return self.body(x)
+    return self.body(-x)
+
+
+def test_the_line_that_depends_on_data_is_named():
+    refused(Changed(branching), r"capture/test_bad_input\.py, line \d+: if x\.sum\(\) > 0:")
+    refused(Changed(lambda self, x: self.body(x[:, :5])), r"capture/test_bad_input\.py, line \d+")
+
+
 @pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook",
                                       "register_full_backward_hook"])  # fmt: skip
 def test_module_hooks(register):

@@ -341,6 +341,15 @@ def test_layers(model):
     Twins(model, MOMENTUM, images(1)[0]).run(images(4))
 
 
+@pytest.mark.parametrize("p", [0.04, 0.085, 0.1, 0.857, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_dropout_scales_as_eager_does(p, dtype):
+    """1 / (1 - p) in double precision and then rounded is not always 1 divided by a rounded 1 - p."""
+    model = nn.Sequential(nn.Linear(6, 64), nn.Dropout(p), nn.Linear(64, 3)).to(dtype)
+    batches = [(x.to(dtype), y) for x, y in vectors(2)]
+    Twins(model, MOMENTUM, batches[0]).run(batches)
+
+
 def test_one_batch_norm_used_twice():
     def forward(self, x):
         return self.head(self.norm(self.second(F.relu(self.norm(self.first(x))))).flatten(1))

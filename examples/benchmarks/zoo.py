@@ -1,0 +1,347 @@
+"""Trains every model it can build for two steps, eager and planned, and compares the two bit for bit.
+
+The zoo: torchvision's classification, segmentation and video models on small images, and the architectures
+of :mod:`zoo_transformers`. Each model gets a process and a time limit of its own, so that one failure ends
+nothing. A model passes if losses, parameters, buffers, optimizer state and random numbers are equal to the
+last bit, and its second step asked for nothing outside the planned buffer. Otherwise the table says why.
+
+    python examples/benchmarks/zoo.py --json zoo.json
+    python examples/benchmarks/zoo.py --families transformers --names 'bert*' llama
+    python examples/benchmarks/zoo.py --json zoo.json --resume --retry
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import fnmatch
+import hashlib
+import importlib
+import json
+import multiprocessing
+import os
+import resource
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from zoo_transformers import ARCHITECTURES, transformers_case
+
+import olla_fx
+from olla_fx.errors import OllaError
+from olla_fx.models import OPTIMIZERS, ModelCase, build_model, import_torchvision, optimizer_by_name
+
+FAMILIES = ("classification", "segmentation", "video", "transformers")
+"""The first three are torchvision's."""
+
+SEED = 0
+BATCH = 2
+STEPS = 2
+LEARNING_RATE = 1e-3
+IMAGE_SIZE = 64
+IMAGE_SIZES = {
+    "inception_v3": 299,  # its auxiliary classifier needs that much
+    "maxvit_t": 224,  # cuts its feature maps into windows of 7
+    "vit_h_14": 56,  # cuts images into patches of 14
+}
+"""Where images of :data:`IMAGE_SIZE` will not do."""
+
+PASS = "pass"
+
+
+@dataclass
+class Row:
+    """What came of one model.
+
+    Attributes:
+        name: of the model.
+        family: one of :data:`FAMILIES`.
+        status: ``pass``, or in a word what went wrong.
+        reason: why, for people; empty when it passed.
+        parameters: how many numbers it learns.
+        operators: of the planned step.
+        static_bytes: of parameters, buffers, optimizer state and inputs.
+        buffer_bytes: of the planned buffer.
+        served: requests that the buffer served in the second step.
+        outside: requests expected in the buffer that it did not serve.
+        worker_requests: requests of kernels' own threads, which are never served.
+        losses: of the steps.
+        seconds: wall-clock time of all of it.
+    """
+
+    name: str
+    family: str
+    status: str = "error"
+    reason: str = ""
+    parameters: int = 0
+    operators: int = 0
+    static_bytes: int = 0
+    buffer_bytes: int = 0
+    served: int = 0
+    outside: int = 0
+    worker_requests: int = 0
+    losses: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the zoo; the exit status is 0 whatever models do."""
+    options = _parser().parse_args(arguments)
+    wanted = [
+        (family, name)
+        for family in options.families
+        for name in _names(family)
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in options.names)
+    ]
+    if options.list:
+        print("\n".join(f"{family}\t{name}" for family, name in wanted))
+        return 0
+    rows = _earlier_rows(options.json) if options.resume else {}
+    torch.set_num_threads(options.threads)
+    preload(options.families)
+    for index, (family, name) in enumerate(wanted, 1):
+        row = rows.get((family, name))
+        if row is None or (options.retry and row.status != PASS):
+            print(f"[{index}/{len(wanted)}] {family}:{name} ...", end="", file=sys.stderr, flush=True)
+            row = rows[family, name] = in_its_own_process(family, name, options)
+            print(f" {row.status}, {row.seconds:.0f} s {row.reason[:100]}", file=sys.stderr, flush=True)
+            if options.json:
+                _write(options.json, rows.values())
+    print(table([rows[key] for key in wanted]))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--names", nargs="+", default=["*"], metavar="PATTERN", help="such as 'resnet*'")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd-momentum")
+    parser.add_argument("--solver", default="none", help="none: greedy orders and placements alone")
+    parser.add_argument("--time-limit", type=float, default=300.0, metavar="SECONDS", help="for each model")
+    parser.add_argument(
+        "--memory", type=float, default=0.0, metavar="GIB", help="for each model; 0: no limit"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch's kernels")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="written after every model")
+    parser.add_argument("--resume", action="store_true", help="skip what is in the file of --json")
+    parser.add_argument("--retry", action="store_true", help="with --resume: but run again what did not pass")
+    parser.add_argument("--list", action="store_true", help="name the models and run none")
+    return parser
+
+
+def _names(family: str) -> list[str]:
+    if family == "transformers":
+        return list(ARCHITECTURES)
+    models = import_torchvision().models
+    module = {"classification": models, "segmentation": models.segmentation, "video": models.video}[family]
+    return list(models.list_models(module=module))
+
+
+def preload(families: Sequence[str]) -> None:
+    """Import here, once, what every model's process would import by itself."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    modules = ["torch._dynamo", "torch._functorch.aot_autograd", "torch.utils.cpp_extension"]
+    if "transformers" in families:
+        import_torchvision()  # transformers imports it when it is there
+        modules += ["transformers.modeling_utils", "transformers.models.auto.modeling_auto"]
+    for module in modules:
+        importlib.import_module(module)
+
+
+def build(family: str, name: str) -> ModelCase:
+    """A model of the zoo in training mode, always with the same weights and inputs."""
+    torch.manual_seed(SEED)
+    if family == "transformers":
+        return transformers_case(name)
+    size = IMAGE_SIZES.get(name, IMAGE_SIZE)
+    return build_model(f"torchvision:{name}", batch_size=BATCH, image_size=size)
+
+
+def in_its_own_process(family: str, name: str, options: argparse.Namespace) -> Row:
+    """Try a model in a process of its own, which a crash or the time limit ends without ending this one."""
+    started = time.perf_counter()
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    # Forked, as importing torch and transformers takes longer than most models.
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=_child, args=(sending, family, name, options))
+    process.start()
+    sending.close()
+    row = Row(name, family)
+    try:
+        if receiving.poll(options.time_limit):
+            row = receiving.recv()
+        else:
+            row.status, row.reason = "timeout", f"not done after {options.time_limit:g} s"
+    except EOFError:
+        process.join()
+        row.status, row.reason = "crash", f"the process ended with exit code {process.exitcode}"
+    finally:
+        process.kill()
+        process.join()
+        receiving.close()
+    row.seconds = time.perf_counter() - started
+    return row
+
+
+def _child(sending: Connection, family: str, name: str, options: argparse.Namespace) -> None:
+    warnings.simplefilter("ignore")
+    if options.memory:
+        limit = int(options.memory * (1 << 30))
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    row = Row(name, family)
+    try:
+        try_model(row, options.optimizer, options.solver)
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        row.status = "error"
+        row.reason = f"{type(error).__name__}: {_line(error)} ({Path(frame.filename).name}:{frame.lineno})"
+    sending.send(row)
+
+
+def try_model(row: Row, optimizer: str, solver: str) -> None:
+    """Train a model in eager and planned, and fill in what came of it."""
+    try:
+        expected = train_eager(row, optimizer)
+    except Exception as error:
+        row.status, row.reason = "eager fails", f"{type(error).__name__}: {_line(error)}"
+        return
+    try:
+        given = train_planned(row, optimizer, solver)
+    except OllaError as error:
+        row.status, row.reason = "refused", f"{type(error).__name__}: {error}"
+        return
+    different = [name for name in expected if expected[name] != given.get(name)]
+    if expected.keys() != given.keys() or different:
+        again = train_eager(Row(row.name, row.family), optimizer)
+        unstable = [name for name in expected if expected[name] != again[name]]
+        row.status = "eager not deterministic" if unstable else "differs"
+        first = next(iter(unstable or different or expected.keys() ^ given.keys()))
+        row.reason = f"{len(unstable or different)} of {len(expected)} differ, the first is {first}"
+    elif not row.reason:
+        row.status = PASS
+
+
+def train_eager(row: Row, optimizer_name: str) -> dict[str, str]:
+    """Train in eager; a fingerprint of everything that a step changes, by name."""
+    case = build(row.family, row.name)
+    optimizer = optimizer_by_name(optimizer_name, case.model.parameters(), lr=LEARNING_RATE)
+    prints = {}
+    for index, (*inputs, target) in enumerate(_batches(case), 1):
+        torch.manual_seed(SEED + index)
+        optimizer.zero_grad()
+        loss = case.loss_fn(case.model(*inputs), target)
+        loss.backward()
+        optimizer.step()
+        prints[f"loss of step {index}"] = fingerprint(loss)
+        del loss
+    return prints | fingerprints(case, optimizer)
+
+
+def train_planned(row: Row, optimizer_name: str, solver: str) -> dict[str, str]:
+    """Train in planned steps; likewise, with the counts of the last step put into the row."""
+    case = build(row.family, row.name)
+    row.parameters = sum(each.numel() for each in case.model.parameters())
+    optimizer = optimizer_by_name(optimizer_name, case.model.parameters(), lr=LEARNING_RATE)
+    step = olla_fx.optimize(case.model, case.inputs, loss_fn=case.loss_fn, optimizer=optimizer, solver=solver)
+    prints = {}
+    for index, batch in enumerate(_batches(case), 1):
+        torch.manual_seed(SEED + index)
+        step.poison()  # no step may depend on what the last one left in the buffer
+        loss = step(*batch)
+        prints[f"loss of step {index}"] = fingerprint(loss)
+        row.losses.append(float(loss))
+    counts, plan = step.counts, step.plan
+    row.operators = len(plan.problem.operators)
+    row.static_bytes, row.buffer_bytes = plan.static_bytes, plan.buffer_bytes
+    row.served, row.outside, row.worker_requests = (
+        counts.served, counts.outside, counts.requests_on_worker_threads,
+    )  # fmt: skip
+    if step.binding != "buffer":
+        row.status, row.reason = "stock allocator", "no buffer was bound: is a C++ compiler there?"
+    elif counts.outside or not counts.served:
+        row.status = "outside the buffer"
+        row.reason = f"{counts.outside} requests: {'; '.join(step.outside_log[:3])}"
+    elif step.replans:
+        row.status, row.reason = "planned again", "the second step did not fit the plan of the first"
+    return prints | fingerprints(case, optimizer)
+
+
+def _batches(case: ModelCase) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The example, and then the same with its examples in the other order, but not their targets."""
+    *inputs, target = case.inputs
+    for index in range(STEPS):
+        turned = [each.flip(0) if index % 2 else each.clone() for each in inputs]
+        yield (*turned, target.clone())
+
+
+def fingerprint(tensor: torch.Tensor) -> str:
+    """Differs when a bit of the tensor does."""
+    elements = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    digest = hashlib.blake2b(elements.numpy().data, digest_size=16).hexdigest()
+    return f"{tensor.dtype} {list(tensor.shape)} {digest}"
+
+
+def fingerprints(case: ModelCase, optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    """All tensors that training changes, and the state of the generator of random numbers."""
+    tensors: dict[str, torch.Tensor] = {"random numbers": torch.get_rng_state()}
+    names = {}
+    for name, parameter in case.model.named_parameters():
+        tensors[f"parameter {name}"] = parameter
+        names[parameter] = name
+    tensors |= {f"buffer {name}": each for name, each in case.model.named_buffers()}
+    for parameter, state in optimizer.state.items():
+        for path, leaf in pytree.tree_flatten_with_path(state)[0]:
+            if isinstance(leaf, torch.Tensor):
+                tensors[f"state {names[parameter]}{pytree.keystr(path)}"] = leaf
+    return {name: fingerprint(each) for name, each in tensors.items()}
+
+
+def table(rows: Sequence[Row]) -> str:
+    """All models, and how many of each family pass, in Markdown."""
+    lines = ["| family | model | parameters | operators | buffer MiB | result |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        result = row.status if row.status == PASS else f"**{row.status}**: {row.reason}".replace("|", "\\|")
+        lines.append(
+            f"| {row.family} | {row.name} | {row.parameters:,} | {row.operators:,} "
+            f"| {row.buffer_bytes / 2**20:.1f} | {result} |"
+        )
+    lines += ["", "| family | models | pass | % | others |", "|---|---|---|---|---|"]
+    for family in dict.fromkeys(row.family for row in rows):
+        of_family = [row.status for row in rows if row.family == family]
+        passed = of_family.count(PASS)
+        others = collections.Counter(each for each in of_family if each != PASS)
+        named = ", ".join(f"{count} {status}" for status, count in others.items())
+        percent = 100 * passed / len(of_family)
+        lines.append(f"| {family} | {len(of_family)} | {passed} | {percent:.1f} | {named} |")
+    return "\n".join(lines)
+
+
+def _earlier_rows(path: Path | None) -> dict[tuple[str, str], Row]:
+    if path is None or not path.exists():
+        return {}
+    rows = [Row(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
+    return {(row.family, row.name): row for row in rows}
+
+
+def _write(path: Path, rows: Any) -> None:
+    """In one move, so that a run that is killed leaves a whole file."""
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
