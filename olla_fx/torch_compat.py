@@ -221,7 +221,16 @@ def _scales_are_equal(p: float, dtype: torch.dtype) -> bool:
 
 def kernel_settings() -> tuple[object, ...]:
     """What decides which CPU kernels run and which memory they request, beside their inputs."""
-    return torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.backends.mha.get_fastpath_enabled()
+    return (
+        torch.get_num_threads(),
+        torch.backends.mkldnn.enabled,
+        torch.backends.mha.get_fastpath_enabled(),
+        torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
+        torch.backends.cuda.mem_efficient_sdp_enabled(),  # type: ignore[no-untyped-call]
+        torch.backends.cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
+        torch.backends.cuda.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call]
+        torch.are_deterministic_algorithms_enabled(),
+    )
 
 
 def autocast_state(device: torch.device) -> tuple[bool, torch.dtype]:
@@ -381,6 +390,29 @@ def saved_tensor_hooks_in_traces() -> Iterator[None]:
         yield
     finally:
         torch._C._autograd._saved_tensors_hooks_set_tracing(before)
+
+
+@contextlib.contextmanager
+def seeding_replaced(instead: Callable[..., Any]) -> Iterator[None]:
+    """Let this thread's calls of ``torch.manual_seed`` and ``torch.seed`` reach another function."""
+    thread = threading.get_ident()
+
+    def replacing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def seed(*args: Any, **kwargs: Any) -> Any:
+            return (instead if threading.get_ident() == thread else original)(*args, **kwargs)
+
+        return seed
+
+    with _patching:
+        places = [(module, name) for module in (torch, torch.random) for name in ("manual_seed", "seed")]
+        saved = [getattr(module, name) for module, name in places]
+        try:
+            for (module, name), original in zip(places, saved, strict=True):
+                setattr(module, name, replacing(original))
+            yield
+        finally:
+            for (module, name), original in zip(places, saved, strict=True):
+                setattr(module, name, original)
 
 
 def real_random_number() -> int:

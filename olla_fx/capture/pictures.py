@@ -7,9 +7,13 @@ levels deep, functions and modules are told apart by identity.
 
 from __future__ import annotations
 
+import collections
 import functools
 import logging
+import pickle
+import random
 import types
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,8 +22,13 @@ import torch
 from torch import nn
 
 _DEEPEST = 4
+_MOST_CALLS = 4
 _LARGEST_ARRAY_BYTES = 1 << 16
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, np.generic)
+CONTAINERS = (list, tuple, set, frozenset, dict, collections.deque)
+"""Types whose elements a picture shows."""
+
 _ATOMIC = (
     nn.Module,
     type,
@@ -45,6 +54,11 @@ class _Same:
         return id(self.value)
 
 
+def is_plain(value: object) -> bool:
+    """Whether a value is a number, a string or the like, compared by value."""
+    return isinstance(value, _PLAIN)
+
+
 def is_atomic(value: object) -> bool:
     """Whether a value cannot change but by being replaced, as far as a picture can tell."""
     if isinstance(value, tuple):
@@ -57,7 +71,7 @@ def same(planned: object, present: object) -> bool:
     if planned is present:
         return True
     if isinstance(planned, (*_PLAIN, tuple)) and type(planned) is type(present):
-        return bool(planned == present)
+        return picture_of(planned) == picture_of(present)
     return False
 
 
@@ -69,13 +83,20 @@ def picture_of(value: object, *, versions: bool = False, depth: int = 0) -> obje
         versions: whether writing to a tensor changes the picture, not only replacing it.
         depth: how deep in the pictured object it was met.
     """
+    if isinstance(value, float | complex | np.generic):
+        # 0.0 == -0.0, and nan != nan.
+        return type(value).__name__, value.tobytes() if isinstance(value, np.generic) else repr(value)
     if isinstance(value, _PLAIN):
         return type(value).__name__, value
     if isinstance(value, torch.Tensor):
         return _Same(value), value._version if versions else 0
     if isinstance(value, np.ndarray) and value.nbytes <= _LARGEST_ARRAY_BYTES:
         return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, _GENERATORS):
+        return type(value).__name__, _generator_state(value)
     parts = None if depth == _DEEPEST else _parts_of(value)
+    if parts is None and depth < _DEEPEST and isinstance(value, Iterator):
+        parts = _iterator_parts(value)
     if parts is None:
         return _Same(value)
     return type(value).__name__, [
@@ -106,29 +127,88 @@ def _parts_of(value: object) -> list[tuple[object, object]] | None:
         return [("function", value.func), *enumerate(value.args), *value.keywords.items()]
     if isinstance(value, Mapping):
         return [(str(key), each) for key, each in value.items()]
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, CONTAINERS):
         return list(enumerate(value))
+    slots: list[tuple[object, object]] = [
+        (name, getattr(value, name))
+        for each in type(value).__mro__
+        for name in _slot_names(each)
+        if hasattr(value, name)
+    ]
     fields = getattr(value, "__dict__", None)
-    return None if fields is None else list(fields.items())
+    return slots or None if fields is None else [*slots, *fields.items()]
+
+
+def _slot_names(each: type) -> list[str]:
+    names = each.__dict__.get("__slots__", ())
+    public = [names] if isinstance(names, str) else list(names)
+    mangled = each.__name__.lstrip("_")
+    return [
+        f"_{mangled}{name}" if name.startswith("__") and not name.endswith("__") else name
+        for name in public
+        if name not in ("__dict__", "__weakref__")
+    ]
+
+
+def _generator_state(generator: Any) -> bytes:
+    """The state of a generator of random numbers."""
+    if isinstance(generator, torch.Generator):
+        return bytes(generator.get_state().numpy().tobytes())
+    return pickle.dumps(generator)
+
+
+def _iterator_parts(iterator: Iterator[object]) -> list[tuple[object, object]]:
+    """How far an iterator is, as copying it would find out; advancing it changes this."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            reduced = iterator.__reduce__()
+    except TypeError:  # not copyable
+        return [("text", repr(iterator))]
+    return list(enumerate(reduced)) if isinstance(reduced, tuple) else [("text", repr(iterator))]
 
 
 def function_values(function: object) -> dict[str, object]:
     """What a Python function reads beside its arguments: closure, defaults, global variables.
 
+    Functions that it finds there are followed in turn, a few levels deep.
+
     Args:
         function: anything; empty unless it is a plain function, and for torch's own, which read nothing
             that changes.
     """
-    if not isinstance(function, types.FunctionType) or function.__module__.startswith("torch."):
-        return {}
+    values: dict[str, object] = {}
+    followed: set[int] = set()
+    level = [("", function)]
+    for _ in range(_MOST_CALLS):
+        following: list[tuple[str, object]] = []
+        for path, each in level:
+            if isinstance(each, types.FunctionType) and id(each) not in followed and _is_users(each):
+                followed.add(id(each))
+                read = {f"{path}{name}": value for name, value in _names_read(each).items()}
+                values |= read
+                following += [(f"{name}.", value) for name, value in read.items()]
+        level = following
+    return values
+
+
+def _is_users(function: types.FunctionType) -> bool:
+    return not (function.__module__ or "").startswith("torch.")
+
+
+def _names_read(function: types.FunctionType) -> dict[str, object]:
+    """What one function reads beside its arguments, by name."""
     values: dict[str, object] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             values[name] = cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-    for name in function.__code__.co_names:
-        if name in function.__globals__:
-            values[name] = function.__globals__[name]
+    codes = [function.__code__]
+    for code in codes:  # grows: comprehensions and inner functions are code of their own
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        for name in code.co_names:
+            if name in function.__globals__:
+                values[name] = function.__globals__[name]
     values["(defaults)"] = (function.__defaults__, function.__kwdefaults__)
     return values

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx, nn
 
 from olla_fx import torch_compat
 from olla_fx.capture import other_libraries
-from olla_fx.capture.pictures import function_values, is_atomic, picture_of, same
+from olla_fx.capture.pictures import CONTAINERS, function_values, is_atomic, is_plain, picture_of, same
 
 MODULE_TABLES = (
     frozenset(nn.Module().__dict__)
@@ -33,12 +32,16 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """One attribute that was read: its module's table, and what it was."""
+    """One attribute that was read: its module, and what it was."""
 
     label: str
-    table: Mapping[str, Any]
+    module: nn.Module
     key: str
     value: object
+
+    def present(self) -> object:
+        """What the module has under this name now."""
+        return _attribute(self.module, self.key)
 
 
 @dataclass(frozen=True)
@@ -82,26 +85,25 @@ class PythonState:
             name, original = originals.get(identity, (type(module).__name__, module))
             if key.startswith("__") or key in _NOT_WATCHED or (name, key) in known:
                 continue
-            table = _table_with(original, key, foreign=foreign)
-            value = table.get(key, _ABSENT)
+            value = _attribute(original, key)
             if isinstance(value, torch.Tensor) and torch_compat.module_hooks(original):
                 continue  # weight_norm and spectral_norm recompute it in their hook at every call
             label = f"{name}.{key}" if name else key
             if value is _ABSENT or is_atomic(value):
-                atomic.append(_Watched(label, table, key, value))
+                atomic.append(_Watched(label, original, key, value))
             else:
-                pictured.append(_Watched(label, table, key, picture_of(value)))
+                pictured.append(_Watched(label, original, key, picture_of(value)))
         return cls(tuple(atomic), tuple(pictured), loss_fn, _loss_picture(loss_fn))
 
     def changed(self) -> str | None:
         """The name of a value that is no longer what it was; None while all are."""
         for each in self.atomic:
-            present = each.table.get(each.key, _ABSENT)
+            present = each.present()
             if present is not each.value and not same(each.value, present):
                 return each.label
         pictures: dict[int, object] = {}
         for each in self.pictured:
-            present = each.table.get(each.key, _ABSENT)
+            present = each.present()
             # Many modules hold the same configuration object.
             if id(present) not in pictures:
                 pictures[id(present)] = picture_of(present)
@@ -110,13 +112,16 @@ class PythonState:
         return "loss_fn" if _loss_picture(self.loss) != self.loss_picture else None
 
 
-def _table_with(module: nn.Module, key: str, *, foreign: bool) -> Mapping[str, Any]:
-    """The dictionary of a module that holds an attribute, its own one where none does."""
-    if foreign and key not in module.__dict__:
-        for table in (module._parameters, module._buffers, module._modules):
-            if key in table:
-                return table
-    return module.__dict__
+def _attribute(module: nn.Module, key: str) -> object:
+    """What reading an attribute of a module gives; ``_ABSENT`` for methods and other descriptors."""
+    own = module.__dict__
+    if key in own:
+        return own[key]
+    for table in ("_parameters", "_buffers", "_modules"):
+        if key in own.get(table, ()):
+            return own[table][key]
+    shared = getattr(type(module), key, _ABSENT)
+    return shared if isinstance(shared, CONTAINERS) or is_plain(shared) else _ABSENT
 
 
 def _loss_picture(loss_fn: object) -> object:

@@ -8,6 +8,7 @@ import random
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -19,6 +20,12 @@ from olla_fx.errors import CaptureError
 
 def refuse_effects(graph_module: fx.GraphModule, expected: int) -> None:
     """Refuse operators that AOTAutograd keeps in order by tokens: prints, checks that raise."""
+    for node in graph_module.graph.nodes:
+        if node.kwargs.get("generator") is not None:
+            raise CaptureError(
+                f"the model hands a torch.Generator of its own to {node.target}, which a captured step "
+                "cannot advance; draw with the default generator (torch.manual_seed before the call repeats a draw)"
+            )
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     if len(placeholders) != expected:
         effects = [
@@ -89,11 +96,12 @@ def refuse_baked_tensors(graph_module: fx.GraphModule, modules: Mapping[str, nn.
 def no_python_randomness() -> Iterator[None]:
     """Refuse a model that draws from Python's or NumPy's generator: one draw would serve all steps.
 
-    Both generators are put back.
+    Both generators are put back. Seeding torch's is refused, too: it would happen while capturing alone.
     """
     python, legacy = random.getstate(), np.random.get_state()
     try:
-        yield
+        with torch_compat.seeding_replaced(_refuse_seeding):
+            yield
         drawn = random.getstate() != python or pickle.dumps(np.random.get_state()) != pickle.dumps(legacy)
     finally:
         random.setstate(python)
@@ -103,6 +111,13 @@ def no_python_randomness() -> Iterator[None]:
             "the model draws random numbers from Python's random or numpy.random, which a captured step "
             "would draw once for all steps; draw them with torch"
         )
+
+
+def _refuse_seeding(*_: object, **__: object) -> NoReturn:
+    raise CaptureError(
+        "the model or its loss seeds torch's random numbers (torch.manual_seed or torch.seed), which a "
+        "captured step would not repeat; seed outside, before the call"
+    )
 
 
 @contextlib.contextmanager
@@ -131,17 +146,15 @@ def explained(model: nn.Module) -> Iterator[None]:
             f"{name} has control flow or shapes that depend on the values of its tensors, so no one graph "
             f"describes its step{_where(error)}: {_first_line(error)}. {_way_out(model)}"
         ) from error
-    except AssertionError as error:
-        if "functional graph" not in str(error):
-            raise
-        raise CaptureError(
-            f"{name} writes to a tensor that is no parameter, buffer or attribute of a module (one in a list "
-            "or dict, say): register it with register_buffer"
-        ) from error
     except Exception as error:
+        if isinstance(error, AssertionError) and "functional graph" in str(error):
+            raise CaptureError(
+                f"{name} writes to a tensor that is no parameter, buffer or attribute of a module (one in a "
+                "list or dict, say): register it with register_buffer"
+            ) from error
         raise CaptureError(
             f"{name} (or its loss) rejects the example input{_where(error)}: {type(error).__name__}: "
-            f"{_first_line(error)}"
+            f"{_first_line(error)}. Call the model and its loss on it in eager to see why"
         ) from error
 
 

@@ -8,7 +8,7 @@ would run that code once, while capturing, and never again, so it is refused.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import nn
 
 from olla_fx import torch_compat
 from olla_fx.capture import other_libraries
-from olla_fx.capture.inputs import TensorSlot, step_modules
+from olla_fx.capture.inputs import Role, TensorSlot, step_modules
 from olla_fx.capture.pictures import function_values, leaves_within, picture_of
 from olla_fx.capture.python_state import MODULE_TABLES
 from olla_fx.capture.types import Mode, StepRequest
@@ -63,9 +63,11 @@ class ShadowModel:
         for module in self.modules.values():
             other_libraries.silence(module)
         self._slots = slots
+        self._put: list[tuple[torch.Tensor, int]] = []
 
     def put(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replace every tensor, tied places together; one tensor for each entry of the slots."""
+        self._put = [(tensor, torch_compat.storage_key(tensor)) for tensor in tensors]
         for places, tensor in zip(self._slots, tensors, strict=True):
             for slot in places:
                 slot.table(self.modules[slot.owner])[slot.key] = tensor
@@ -75,7 +77,11 @@ class ShadowModel:
                 module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
 
     def attributes(self) -> dict[str, object]:
-        """A comparable picture of all Python attributes and loose tensors of the copies."""
+        """A comparable picture of all Python attributes and loose tensors of the copies.
+
+        A tensor that was put in and is no longer there, or has another memory, is in it as well, and so is a
+        parameter or buffer that is new.
+        """
         known = {(slot.owner, slot.key) for places in self._slots for slot in places}
         picture: dict[str, object] = {}
         for owner, module in self.modules.items():
@@ -88,7 +94,24 @@ class ShadowModel:
                 picture[f"{owner}.{key}".lstrip(".")] = picture_of(value, versions=True)
         for key, value in (function_values(self.loss_fn) or {"itself": self.loss_fn}).items():
             picture[f"loss_fn: {key}"] = picture_of(value, versions=True)
-        return picture
+        return picture | self._replaced_tensors(known)
+
+    def _replaced_tensors(self, known: Set[tuple[str, str]]) -> dict[str, object]:
+        """Tensors that traced code assigned where it should have written: eager would keep them."""
+        replaced: dict[str, object] = {}
+        for places, (tensor, storage) in zip(self._slots, self._put, strict=False):
+            for slot in places:
+                module = self.modules[slot.owner]
+                if slot.role is Role.ATTRIBUTE and torch_compat.module_hooks(module):
+                    continue  # weight_norm and spectral_norm recompute it in their hook at every call
+                present = slot.table(module).get(slot.key)
+                if present is not tensor or torch_compat.storage_key(present) != storage:
+                    replaced[f"{slot.owner}.{slot.key}".lstrip(".")] = "replaced"
+        for owner, module in self.modules.items():
+            for key, value in (*module._parameters.items(), *module._buffers.items()):
+                if value is not None and (owner, key) not in known:
+                    replaced[f"{owner}.{key}".lstrip(".")] = "new"
+        return replaced
 
 
 def refuse_side_effects(before: Mapping[str, object], after: Mapping[str, object]) -> None:
@@ -103,7 +126,8 @@ def refuse_side_effects(before: Mapping[str, object], after: Mapping[str, object
     if changed:
         raise CaptureError(
             f"the model's forward or its loss changes its attribute {changed[0]!r}; a captured step would "
-            "not repeat that. Keep such state in a registered buffer that is updated in place, or outside"
+            "not repeat that. Keep such state in a registered buffer and write into it (copy_, mul_) instead "
+            "of assigning a new tensor, or keep it outside"
         )
 
 

@@ -7,6 +7,7 @@ parameters, ``optimizer.load_state_dict`` replaces state and groups, ``.to()`` c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,33 @@ from olla_fx.errors import StepInputError
 from olla_fx.torch_compat import pytree
 
 _StateKeys = tuple[int, int, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _CreatedState:
+    """Optimizer state made for a call, which counts as new until a step has written it.
+
+    Attributes:
+        parameter: whose state it is.
+        values: by key.
+        versions: how often each had been written when it was made.
+    """
+
+    parameter: torch.Tensor
+    values: dict[str, torch.Tensor]
+    versions: dict[str, int]
+
+    def is_in(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the optimizer still holds it."""
+        present = optimizer.state.get(self.parameter, {})
+        return all(present.get(key) is value for key, value in self.values.items())
+
+    def is_unwritten(self) -> bool:
+        """Whether no step has updated it."""
+        return all(
+            not value.is_inference() and value._version == self.versions.get(key)
+            for key, value in self.values.items()
+        )
 
 
 class StepLookup:
@@ -52,6 +80,7 @@ class StepLookup:
             each.name: each.spec for each in captured.inputs if each.role is Role.STATE and each.spec
         }
         self._state = tuple(self._state_places())
+        self._created: dict[str, _CreatedState] = {}
 
     def _state_places(self) -> list[tuple[str, _StateKeys]]:
         if self._captured.optimizer is None:
@@ -88,7 +117,7 @@ class StepLookup:
         if autocast[0] != self._captured.autocast[0] or (autocast[0] and autocast != self._captured.autocast):
             return "autocast was switched"
         if torch_compat.kernel_settings() != self._captured.kernel_settings:
-            return "the number of threads, oneDNN or the fast path of attention was switched"
+            return "the number of threads, oneDNN, the kernels of attention or determinism was switched"
         return self._modules_outdated() or self.tensors_outdated() or self._optimizer_outdated()
 
     def _modules_outdated(self) -> str | None:
@@ -96,7 +125,9 @@ class StepLookup:
         if len(modules) != len(self._modules):
             return "modules were added or removed"
         present = zip(modules.items(), self._modules, self._hooks, strict=True)
-        for (name, module), (_, planned), hooks in present:
+        for (name, module), (planned_name, planned), hooks in present:
+            if name != planned_name:
+                return f"module {planned_name} became {name}"
             if module is not planned:
                 return f"module {name} was replaced"
             if module.training is not self._captured.module_training[name]:
@@ -108,8 +139,12 @@ class StepLookup:
 
     def tensors_outdated(self) -> str | None:
         """Why the plan no longer fits the model's tensors, whatever its flags; None while it does."""
+        holders: dict[int, str] = {}
         for slot, module, spec in self._slots:
             tensor = slot.table(module).get(slot.key)
+            first_holder = holders.setdefault(id(tensor), slot.name)
+            if tensor is not None and first_holder != slot.name:
+                return f"{first_holder} and {slot.name} were tied"
             if tensor is None or not spec.fits(tensor):
                 return f"{slot.name} changed its shape, layout, dtype or device"
             if slot.role is Role.PARAMETER and tensor.requires_grad is not spec.requires_grad:
@@ -170,8 +205,14 @@ class StepLookup:
             return
         modules = self._request.modules().values()
         own = {id(parameter) for module in modules for parameter in module._parameters.values()}
-        for parameters, index, new in replaced:
+        held = {id(parameter) for group in groups for parameter in group["params"]}
+        for parameters, index, new in reversed(replaced):
             old = parameters[index]
+            if id(new) in held and id(old) not in own:
+                # Tied to another one that is trained: no gradient will come to the old one.
+                del parameters[index]
+                self._optimizer.state.pop(old, None)
+                continue
             # One that the model still has is there because the user put it there.
             if id(old) not in own and id(new) in own and isinstance(new, nn.Parameter):
                 parameters[index] = new
@@ -185,14 +226,40 @@ class StepLookup:
             examples: from :meth:`check_inputs`.
 
         Raises:
-            StepInputError: when a tensor shares its storage with one that the step updates.
+            StepInputError: when a tensor is on the meta device, or shares its storage with one that the step
+                updates.
         """
         values: list[Any] = [slot.table(module)[slot.key] for slot, module, _ in self._slots]
+        for value, (slot, _, _) in zip(values, self._slots, strict=True):
+            if value.is_meta:
+                raise StepInputError(
+                    f"{slot.role} {slot.name} is on the meta device, on which nothing can run: give it "
+                    "memory with to_empty and load_state_dict"
+                )
+        created: dict[str, _CreatedState] = {}
         if self._optimizer is not None and self._captured.optimizer is not None:
-            self._gather_optimizer(self._optimizer, self._captured.optimizer, values)
+            created = self._gather_optimizer(self._optimizer, self._captured.optimizer, values)
         values.extend(examples)
         self._refuse_overlaps(values)
+        # Only now: a call that is refused leaves the optimizer as it was.
+        for each in created.values():
+            if self._optimizer is not None:
+                self._optimizer.state[each.parameter].update(each.values)
+        self._created = created
         return values
+
+    def undo_created_state(self) -> None:
+        """Take back the optimizer state that the last call created, after its run raised."""
+        if self._optimizer is None:
+            return
+        for each in self._created.values():
+            if each.is_in(self._optimizer):
+                state = self._optimizer.state[each.parameter]
+                for key in each.values:
+                    del state[key]
+                if not state:
+                    del self._optimizer.state[each.parameter]
+        self._created = {}
 
     def _refuse_overlaps(self, values: list[Any]) -> None:
         """Refuse two inputs in one storage where the step writes one: the plan knows no order for them.
@@ -219,22 +286,26 @@ class StepLookup:
         optimizer: torch.optim.Optimizer,
         layout: optimizers.OptimizerLayout,
         values: list[Any],
-    ) -> None:
+    ) -> dict[str, _CreatedState]:
+        """Append state and numbers; returns the state that no step has seen yet, by parameter."""
         groups = optimizer.param_groups
-        fresh: set[str] = set()
+        created: dict[str, _CreatedState] = {}
         for name, (group, index, keys) in self._state:
             parameter = groups[group]["params"][index]
             if not keys:
                 continue
-            state: Mapping[str, Any] = optimizer.state[parameter]
+            state: Mapping[str, Any] = optimizer.state.get(parameter, {})
+            before = self._created.get(name)
             if any(state.get(key) is None for key in keys):
-                optimizer.state[parameter].update(
-                    optimizers.initial_state(optimizer, groups[group], parameter)
-                )
-                fresh.add(name)
+                state = optimizers.initial_state(optimizer, groups[group], parameter)
+                versions = {key: each._version for key, each in state.items() if not each.is_inference()}
+                created[name] = _CreatedState(parameter, dict(state), versions)
+            elif before is not None and before.is_in(optimizer) and before.is_unwritten():
+                created[name] = before  # the run that it was made for raised
             values.extend(state[key] for key in keys)
         for slot in layout.scalars:
-            values.append(0.0 if slot.parameter in fresh else slot.read(groups))
+            values.append(0.0 if slot.parameter in created else slot.read(groups))
+        return created
 
 
 def _numbers_outdated(layout: optimizers.OptimizerLayout, groups: list[dict[str, Any]]) -> str | None:
