@@ -23,8 +23,8 @@ def refuse_effects(graph_module: fx.GraphModule, expected: int) -> None:
     for node in graph_module.graph.nodes:
         if node.kwargs.get("generator") is not None:
             raise CaptureError(
-                f"the model hands a torch.Generator of its own to {node.target}, which a captured step "
-                "cannot advance; draw with the default generator (torch.manual_seed before the call repeats a draw)"
+                f"the model hands a torch.Generator of its own to {node.target}, which no captured step can "
+                "advance: draw with the default generator, seeded outside by torch.manual_seed"
             )
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     if len(placeholders) != expected:
