@@ -224,10 +224,10 @@ def kernel_settings() -> tuple[object, ...]:
     return torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.backends.mha.get_fastpath_enabled()
 
 
-def autocast_state(device: torch.device) -> tuple[bool, torch.dtype]:
-    """Whether autocast is on for a device's type, and to which dtype."""
+def autocast_state(device: torch.device) -> tuple[bool, torch.dtype, bool]:
+    """Whether autocast is on for a device's type, to which dtype, and whether it keeps what it casts."""
     enabled = torch.is_autocast_enabled(device.type)
-    return enabled, torch.get_autocast_dtype(device.type)
+    return enabled, torch.get_autocast_dtype(device.type), torch.is_autocast_cache_enabled()
 
 
 def trace_functional(

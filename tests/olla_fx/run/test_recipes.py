@@ -241,3 +241,17 @@ def test_more_plans_than_the_limit():
         assert len(twins.step._plans) <= 2
     twins.compare()
     assert twins.step.binding == "buffer"
+
+
+@pytest.mark.parametrize("recipe", [{"parts": 2}, {"norm": 0.05}])
+def test_recipes_with_gradients_that_are_one_tensor(recipe):
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = (nn.Parameter(torch.randn(5, 6)) for _ in range(2))
+            self.c = nn.Parameter(torch.randn(()))
+
+        def forward(self, x):
+            return F.linear(x, self.a + self.b) + self.c
+
+    Recipes(Shared(), MOMENTUM, vectors(1)[0], **recipe).run(vectors(5))
