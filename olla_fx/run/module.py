@@ -131,6 +131,9 @@ class PlannedModule(nn.Module):
             StepInputError: when the inputs cannot be used.
             StepModeError: when the model is in the other mode.
         """
+        if torch_compat.is_observed() and self._request.mode is not Mode.TRAINING:
+            # Within a model that is being captured, say: what is to be seen is the model.
+            return self._model(*inputs, **named)
         if named:
             inputs = self._in_sequence(inputs, named)
         mode = self._mode(inputs)
