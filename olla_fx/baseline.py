@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from olla_fx.arena.events import AllocationEvent, EventKind, record_events
+from olla_fx.torch_compat import TorchDispatchMode, pytree
 from olla_solvers.place.caching_allocator import CachingAllocatorModel
 
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from olla_fx import torch_compat
 from olla_fx.errors import CaptureError
-from olla_fx.torch_compat import storage_key
+from olla_fx.torch_compat import pytree, storage_key
 from olla_solvers.problem import Array, ArrayKind, Operator, Problem
 
 CPU_ALIGNMENT_BYTES = 64
@@ -91,7 +91,7 @@ def storages_of(value: object) -> list[int | None]:
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:
     """The argument nodes that an operator writes to, by its schema."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, torch_compat.OpOverload):
         return []
     written: list[fx.Node] = []
     for position, argument in enumerate(node.target._schema.arguments):
@@ -114,7 +114,7 @@ def is_free(node: fx.Node) -> bool:
         return False
     value = node.meta.get("val")
     tensors = [key for key in storages_of(value) if key is not None]
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, torch_compat.OpOverload):
         if tensors:
             raise CaptureError(
                 f"the graph calls {node.target}, a construct whose memory olla_fx cannot see "
@@ -130,7 +130,7 @@ def is_free(node: fx.Node) -> bool:
 def draws_random_numbers(node: fx.Node) -> bool:
     """Whether an operator advances the random generator."""
     return (
-        isinstance(node.target, torch._ops.OpOverload)
+        isinstance(node.target, torch_compat.OpOverload)
         and torch.Tag.nondeterministic_seeded in node.target.tags
     )
 

@@ -16,10 +16,10 @@ from typing import cast
 
 from torch import fx
 from torch.fx.node import Argument
-from torch.utils import _pytree as pytree
 
 from olla_fx.capture import Role, StepInput
 from olla_fx.dataflow import Dataflow, free_nodes_before, hand_over
+from olla_fx.torch_compat import pytree
 from olla_solvers.analysis import lifetimes
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.problem import ArrayKind, Problem

@@ -28,7 +28,7 @@ from torch.nn.modules.module import (
     _global_forward_pre_hooks,
 )
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-from torch.utils import _python_dispatch
+from torch.utils import _python_dispatch, _pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 OLDEST_TESTED = (2, 11)
@@ -40,6 +40,10 @@ DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...] = (
     _fake_tensor.DynamicOutputShapeException,
 )
 """What fake tensors raise when Python asks for a value that only real data could give."""
+
+pytree = _pytree
+OpOverload = torch._ops.OpOverload
+TorchDispatchMode = _python_dispatch.TorchDispatchMode
 
 UNINITIALIZED = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 """What lazy modules hold before their first call."""

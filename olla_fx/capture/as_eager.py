@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from olla_fx import operators
+from olla_fx import operators, torch_compat
 from olla_fx.capture.known_values import KnownValues
 from olla_fx.capture.recomputation import Draws
 from olla_fx.errors import CaptureError
@@ -94,7 +94,7 @@ _STAND_INS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _functional_form(operator: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+def _functional_form(operator: torch_compat.OpOverload) -> torch_compat.OpOverload | None:
     """The functional twin of an in-place operator; None without one, or when it draws random numbers."""
     name = operator._schema.name.removeprefix("aten::")
     if operator.namespace != "aten" or not name.endswith("_") or name.endswith("__"):
@@ -102,7 +102,7 @@ def _functional_form(operator: torch._ops.OpOverload) -> torch._ops.OpOverload |
     if operator is aten.copy_.default or torch.Tag.nondeterministic_seeded in operator.tags:
         return None
     twin = getattr(getattr(aten, name.removesuffix("_"), None), operator._overloadname, None)
-    if not isinstance(twin, torch._ops.OpOverload) or twin._schema.is_mutable:
+    if not isinstance(twin, torch_compat.OpOverload) or twin._schema.is_mutable:
         return None
     names = [argument.name for argument in operator._schema.arguments]
     return twin if names == [argument.name for argument in twin._schema.arguments] else None

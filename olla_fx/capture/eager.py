@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from olla_fx import torch_compat
 from olla_fx.baseline import Baseline, dispatched_baseline
@@ -19,6 +18,7 @@ from olla_fx.capture.inputs import Role, TensorSlot, TensorSpec, tensor_slots
 from olla_fx.capture.known_values import KnownValues
 from olla_fx.capture.shadow_model import ShadowModel
 from olla_fx.capture.types import Mode, StepRequest, plan_device
+from olla_fx.torch_compat import pytree
 
 
 class FakeStep:

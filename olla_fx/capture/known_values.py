@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from olla_fx import operators, torch_compat
+from olla_fx.torch_compat import TorchDispatchMode, pytree
 
 aten = torch.ops.aten
 _MOST_ELEMENTS = 1 << 22

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from olla_fx.errors import CaptureError
+from olla_fx.torch_compat import pytree
 
 
 @dataclass(frozen=True, slots=True)

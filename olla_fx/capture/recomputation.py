@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from olla_fx import torch_compat
+from olla_fx.torch_compat import pytree
 
 aten = torch.ops.aten
 

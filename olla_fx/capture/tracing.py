@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
@@ -27,6 +26,7 @@ from olla_fx.capture.refusals import explained
 from olla_fx.capture.shadow_model import ShadowModel
 from olla_fx.capture.types import Mode, OutputLayout, StepRequest, plan_device
 from olla_fx.errors import CaptureError
+from olla_fx.torch_compat import pytree
 
 
 class Tracing:

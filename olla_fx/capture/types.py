@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from olla_fx.capture.inputs import StepInput, TensorSlot, step_modules
 from olla_fx.capture.optimizer import OptimizerLayout
 from olla_fx.capture.python_state import PythonState
 from olla_fx.capture.recipe import Recipe
 from olla_fx.errors import CaptureError
+from olla_fx.torch_compat import pytree
 
 LossFunction = Callable[..., torch.Tensor]
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from olla_fx import torch_compat
 from olla_fx.dataflow import storages_of
-from olla_fx.torch_compat import storage_key
+from olla_fx.torch_compat import pytree, storage_key
 
 aten = torch.ops.aten
 _BATCH_NORM = aten._native_batch_norm_legit_functional.default
@@ -74,26 +74,26 @@ def update_in_place(graph: fx.Graph) -> InPlaceReport:
     return InPlaceReport(tuple(rewritten), kept)
 
 
-def in_place_form(target: object) -> torch._ops.OpOverload | None:
+def in_place_form(target: object) -> torch_compat.OpOverload | None:
     """The in-place twin of an operator: same arguments, first one written to; None without one."""
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+    if not isinstance(target, torch_compat.OpOverload) or target.namespace != "aten":
         return None
     packet = getattr(aten, f"{target._schema.name.removeprefix('aten::')}_", None)
     twin = getattr(packet, target._overloadname, None)
-    if not isinstance(twin, torch._ops.OpOverload):
+    if not isinstance(twin, torch_compat.OpOverload):
         return None
     twin_arguments = twin._schema.arguments
     writes = twin_arguments[0].alias_info is not None and twin_arguments[0].alias_info.is_write
     return twin if writes and _signature(twin_arguments) == _signature(target._schema.arguments) else None
 
 
-def out_form(target: object) -> torch._ops.OpOverload | None:
+def out_form(target: object) -> torch_compat.OpOverload | None:
     """The ``out=`` twin of an element-wise operator; only one with a kernel that writes there itself."""
     if not is_element_wise(target):
         return None
     packet, wanted = target.overloadpacket, _signature(target._schema.arguments)  # type: ignore[attr-defined]
     for name in packet.overloads():
-        twin: torch._ops.OpOverload = getattr(packet, name)
+        twin: torch_compat.OpOverload = getattr(packet, name)
         arguments = twin._schema.arguments
         # The generated forms compute into a new tensor and copy it.
         if arguments and arguments[-1].is_out and torch.Tag.generated not in twin.tags:
@@ -104,7 +104,7 @@ def out_form(target: object) -> torch._ops.OpOverload | None:
 
 def is_element_wise(target: object) -> bool:
     """Whether each element of an operator's one result depends on the same elements of its arguments."""
-    return isinstance(target, torch._ops.OpOverload) and (
+    return isinstance(target, torch_compat.OpOverload) and (
         torch.Tag.pointwise in target.tags or target in _ELEMENT_WISE_WITHOUT_TAG
     )
 

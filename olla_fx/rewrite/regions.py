@@ -12,10 +12,9 @@ from typing import TypeGuard
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from olla_fx.dataflow import is_free
-from olla_fx.torch_compat import storage_key
+from olla_fx.torch_compat import pytree, storage_key
 
 
 @dataclass(frozen=True, slots=True)

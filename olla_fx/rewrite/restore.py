@@ -20,11 +20,11 @@ from collections.abc import Mapping
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from olla_fx.dataflow import draws_random_numbers
 from olla_fx.rewrite.inplace import in_place_form, is_element_wise, out_form, write_over
 from olla_fx.rewrite.regions import Regions, has_known_elements
+from olla_fx.torch_compat import pytree
 
 aten = torch.ops.aten
 # Operators that only copy their second argument: its strides do not matter to them.

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Mode, Role, StepRequest, TensorSlot, TensorSpec
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.inputs import WANTS_GRADIENT
 from olla_fx.errors import StepInputError
+from olla_fx.torch_compat import pytree
 
 _StateKeys = tuple[int, int, tuple[str, ...]]
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Mode, StepRequest, TensorSpec
+from olla_fx.capture.eager import eager_baseline
 from olla_fx.errors import StepInputError, StepModeError
 from olla_fx.plan import Plan
 from olla_fx.report import StepReport
@@ -29,6 +29,7 @@ from olla_fx.run.autograd import Pass, PlannedFunction
 from olla_fx.run.executor import Binding, Executor, RunCounts
 from olla_fx.run.lookup import StepLookup
 from olla_fx.run.shared_buffer import SharedBuffer
+from olla_fx.torch_compat import pytree
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +57,11 @@ Compile = Callable[[StepRequest, SharedBuffer], CompiledStep]
 
 @dataclass(frozen=True)
 class _Planned:
-    """A plan and how its inputs are found."""
+    """A plan, how its inputs are found, and the kinds of its example."""
 
     step: CompiledStep
     lookup: StepLookup
+    example: Any
 
 
 class PlannedModule(nn.Module):
@@ -194,7 +196,8 @@ class PlannedModule(nn.Module):
 
     def _plan_step(self, key: Hashable, request: StepRequest) -> _Planned:
         step = self._compile(request, self._buffer)
-        planned = _Planned(step, StepLookup(step.captured, self._request))
+        example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)
+        planned = _Planned(step, StepLookup(step.captured, self._request), example)
         self._plans[key] = planned
         self._plans.move_to_end(key)
         while len(self._plans) > self._most_plans:
@@ -271,8 +274,14 @@ class PlannedModule(nn.Module):
         self._buffer.poison(byte)
 
     def report(self) -> StepReport:
-        """What the plan saves and how the last call was served, as a table when printed."""
-        return StepReport(self.plan, self.binding, self.counts)
+        """What the plan saves and how the last call was served, as a table when printed.
+
+        Eager's need is followed under fake tensors, without the kernels' workspaces.
+        """
+        inputs = pytree.tree_map_only(TensorSpec, _on_meta, self._current.example)
+        mode = self._current.step.captured.mode
+        baseline = eager_baseline(replace(self._request, inputs=inputs, mode=mode))
+        return StepReport(replace(self.plan, baseline=baseline), self.binding, self.counts)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedModule:
         """A planned module of copies of model, loss and optimizer; plans for itself."""
@@ -308,6 +317,11 @@ def _remade(request: StepRequest, example: Any, compile_step: Compile, most_plan
     """A planned module from the kinds of its example's tensors."""
     inputs = pytree.tree_map_only(TensorSpec, _stand_in, example)
     return PlannedModule(replace(request, inputs=inputs), compile_step, most_plans)
+
+
+def _on_meta(spec: TensorSpec) -> torch.Tensor:
+    stand_in = replace(spec, device=torch.device("meta")).empty(meta_as=torch.device("meta"))
+    return stand_in.requires_grad_(spec.requires_grad)
 
 
 def _stand_in(spec: TensorSpec) -> torch.Tensor:

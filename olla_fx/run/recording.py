@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from olla_fx.arena import PlannedRequest, RecordedRequest
 from olla_fx.dataflow import Dataflow, rounded
+from olla_fx.torch_compat import pytree
 from olla_solvers.place import place
 from olla_solvers.plan import MemoryPlan, Span
 from olla_solvers.problem import Array, ArrayKind, Operator, Problem

@@ -86,6 +86,10 @@ def test_the_plan_covers_both_phases():
     assert "convolution_backward" in backward.code
     assert "convolution_backward" not in forward.code
     assert plan.peak_bytes >= plan.lower_bound_bytes > 0
+    report = loops.planned.report()
+    assert report.plan.baseline.live_peak_bytes > 0
+    for line in ("outputs, outside the buffer", "eager live peak (dispatched)"):
+        assert line in str(report)
     assert plan.buffer_bytes >= plan.peak_bytes
 
 
