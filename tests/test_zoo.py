@@ -33,6 +33,7 @@ def test_the_zoo_says_what_passes_and_why_others_do_not(tmp_path: Path) -> None:
     rows = rows_in(path)
     assert {name: row["status"] for name, row in rows.items()} == {"vit": "pass", "xlm": "refused"}
     assert "modeling_xlm.py, line" in rows["xlm"]["reason"]
+    assert "mask" not in rows["xlm"]["reason"], "advice for another case"
     assert len(rows["vit"]["losses"]) == 2
     assert rows["vit"]["served"] > 0
     assert rows["vit"]["outside"] == 0
