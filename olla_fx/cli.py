@@ -23,9 +23,11 @@ from olla_fx.api import plan as plan_step
 from olla_fx.errors import OllaError
 from olla_fx.plan import Plan
 from olla_fx.report import format_bytes, format_table, plan_rows
-from olla_solvers.errors import InfeasibleError, NoSolutionError
+from olla_solvers.errors import InfeasibleError, NoSolutionError, ProblemError
+from olla_solvers.joint import joint_plan
 from olla_solvers.order import order
 from olla_solvers.plan import Schedule
+from olla_solvers.plan_json import plan_to_json
 from olla_solvers.problem import Problem
 
 DONE, NOT_FOUND, BAD_INPUT, IMPOSSIBLE = range(4)
@@ -117,6 +119,9 @@ def _add_order(commands: Any) -> None:
     command.add_argument(
         "graph", metavar="GRAPH.json", help="a dataflow graph; docs/solvers.md has the format"
     )
+    command.add_argument(
+        "--joint", action="store_true", help="order and addresses in one integer program; for small graphs"
+    )
     _add_common(command)
 
 
@@ -187,6 +192,11 @@ def _run_plan(parsed: argparse.Namespace) -> None:
 def _run_order(parsed: argparse.Namespace) -> None:
     _check_folders(parsed.json)
     problem = Problem.load(parsed.graph)
+    if not problem.operators:
+        raise ProblemError(f"{parsed.graph}: the graph has no operators")
+    if parsed.joint:
+        _run_joint(parsed, problem)
+        return
     schedule = order(problem, solver=parsed.solver, time_limit=parsed.time_limit)
     rows = [
         ("operators", f"{len(schedule.order):,}"),
@@ -196,6 +206,27 @@ def _run_order(parsed: argparse.Namespace) -> None:
         ("seconds", f"{schedule.seconds:.2f}"),
     ]
     _report(rows, _order_document(problem, schedule, parsed.solver), parsed.json)
+
+
+def _run_joint(parsed: argparse.Namespace, problem: Problem) -> None:
+    """Order and place by one program; ``auto`` is HiGHS, which has no limit of size."""
+    if parsed.solver == "none":
+        raise _UsageError("--joint is an integer program: name its --solver, or leave it out")
+    solver = "highs" if parsed.solver == "auto" else parsed.solver
+    plan = joint_plan(problem, solver=solver, time_limit=parsed.time_limit)
+    provenance = plan.provenance
+    rows = [
+        ("operators", f"{len(plan.order):,}"),
+        ("peak", format_bytes(plan.peak_bytes)),
+        ("buffer", format_bytes(plan.buffer_bytes)),
+        (
+            "buffer found by / proved by",
+            f"{provenance.place_found_by} / {provenance.place_proved_by or 'open'}",
+        ),
+        ("the program", f"{provenance.place_solver.status} {provenance.place_solver.detail}".strip()),
+        ("seconds", f"{plan.timings['joint']:.2f}"),
+    ]
+    _report(rows, plan_to_json(plan), parsed.json)
 
 
 def _run_place(parsed: argparse.Namespace) -> None:

@@ -3,17 +3,18 @@
 A piece is planned like a module in the caller's own loop, forward and backward together, when it is first
 called with inputs of a new kind, so that sizes which Dynamo left open are known. Parameters and buffers
 reach it as inputs. Pieces on both sides of a graph break are alive together, so each has a buffer of its
-own. A piece that cannot be captured runs as Dynamo wrote it, with one warning.
+own. A piece that cannot be captured runs as AOTAutograd has it, with one warning.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
 
+from olla_fx import torch_compat
 from olla_fx.api import plan_options
 from olla_fx.capture import Mode, StepRequest
 from olla_fx.errors import CaptureError, StepInputError
@@ -37,26 +38,26 @@ class PlannedPiece:
         """
         self._graph_module = graph_module
         self._compiler = plan_options(**options)
-        self._plain = False
+        self._unplanned: Callable[..., Any] | None = None
         self.module: PlannedModule | None = None
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the graph."""
-        if not self._plain:
+        if self._unplanned is None:
             try:
                 if self.module is None:
                     request = StepRequest(self._graph_module, inputs, Mode.AUTOGRAD)
                     self.module = PlannedModule(request, self._compiler)
                 return self.module(*inputs)
             except (CaptureError, StepInputError) as error:
-                self._plain = True
+                self._unplanned = torch_compat.run_unplanned(self._graph_module, inputs)
                 self.module = None
                 warnings.warn(
                     f"a graph of {_size(self._graph_module)} operators runs without a plan: {error}",
                     RuntimeWarning,
                     stacklevel=2,
                 )
-        return self._graph_module(*inputs)
+        return self._unplanned(*inputs)
 
 
 def backend(

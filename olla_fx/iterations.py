@@ -19,6 +19,9 @@ from olla_solvers.plan import Span
 _RAREST = 8
 """Symbols whose distances are tried as periods: the rarest that come back."""
 
+_SMALLEST_SHARE = 0.4
+"""A loop's iterations are most of what is heard; equal layers of one step are not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Period:
@@ -51,7 +54,9 @@ def find_period(events: Sequence[AllocationEvent]) -> Period | None:
         covered = run + length
         if run >= length and (best is None or (covered, -length) > (best[0], -best[2])):
             best = covered, start, length
-    return None if best is None else Period(best[1], best[2], best[0] // best[2])
+    if best is None or best[0] < _SMALLEST_SHARE * len(events):
+        return None
+    return Period(best[1], best[2], best[0] // best[2])
 
 
 def _symbols(events: Sequence[AllocationEvent]) -> npt.NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """Plans on disk, so that a second start skips the solvers.
 
 A plan is looked up by a digest of everything that it depends on: the problem (recorded workspaces
-included), the planner's options, the versions of torch and of this package, and the device. Files are JSON,
+included), the planner's options, the version of torch, and the device. Files are JSON,
 written beside their place and moved into it, so that two processes never read half of one. What is read is
 validated against the problem like every plan; a file that is broken, or not a plan of this problem, is
 ignored with a warning and written anew.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from olla_solvers.errors import OllaError
+from olla_solvers.errors import OllaError, ProblemError
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.plan_json import PLAN_FORMAT, plan_from_json, plan_to_json
 from olla_solvers.problem import Problem
@@ -88,10 +88,21 @@ def _read(path: Path, problem: Problem) -> MemoryPlan | None:
     try:
         plan = plan_from_json(json.loads(text))
         validate(problem, plan)
-    except (OllaError, ValueError, TypeError, KeyError, AttributeError) as error:
+        _check_size(problem, plan)
+    except (OllaError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         _warn_of(path, error)
         return None
     return plan
+
+
+def _check_size(problem: Problem, plan: MemoryPlan) -> None:
+    """Refuse a buffer larger than its contents: it would be valid, but no planner makes one."""
+    sizes = {array.name: array.size_bytes for array in problem.planned}
+    scratch = {operator.name: operator.workspace_bytes for operator in problem.operators}
+    ends = [offset + sizes[name] for name, offset in plan.offsets.items()]
+    ends += [offset + scratch[name] for name, offset in plan.workspace_offsets.items()]
+    if plan.buffer_bytes != max(ends, default=0):
+        raise ProblemError(f"a buffer of {plan.buffer_bytes} B for contents of {max(ends, default=0)} B")
 
 
 def _warn_of(path: Path, error: Exception) -> None:
@@ -108,7 +119,11 @@ def _write(path: Path, plan: MemoryPlan) -> None:
             "w", encoding="utf-8", dir=path.parent, suffix=".tmp", delete=False
         ) as handle:
             json.dump(plan_to_json(plan), handle)
-        os.replace(handle.name, path)
+        try:
+            os.replace(handle.name, path)
+        except OSError:
+            os.unlink(handle.name)
+            raise
     except OSError as error:
         warnings.warn(
             f"plans cannot be kept in {path.parent} ({error}); set {FOLDER_VARIABLE} to a folder, or to "

@@ -224,10 +224,10 @@ def kernel_settings() -> tuple[object, ...]:
     return torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.backends.mha.get_fastpath_enabled()
 
 
-def autocast_state(device: torch.device) -> tuple[bool, torch.dtype]:
-    """Whether autocast is on for a device's type, and to which dtype."""
+def autocast_state(device: torch.device) -> tuple[bool, torch.dtype, bool]:
+    """Whether autocast is on for a device's type, to which dtype, and whether it keeps what it casts."""
     enabled = torch.is_autocast_enabled(device.type)
-    return enabled, torch.get_autocast_dtype(device.type)
+    return enabled, torch.get_autocast_dtype(device.type), torch.is_autocast_cache_enabled()
 
 
 def trace_functional(
@@ -340,6 +340,17 @@ def module_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
     return [hook for table in tables for hook in table.values()]
 
 
+def run_unplanned(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """What runs a graph of Dynamo's as AOTAutograd does, without a plan of ours.
+
+    Not the graph itself: checkpoints in it would recompute with other random numbers than they drew.
+    """
+    from torch._dynamo.backends import debugging
+
+    compiled: Callable[..., Any] = debugging.aot_eager(graph_module, list(inputs))
+    return compiled
+
+
 @contextlib.contextmanager
 def attribute_reads() -> Iterator[dict[tuple[int, str], torch.nn.Module]]:
     """Note which attributes this thread reads from modules.
@@ -353,14 +364,25 @@ def attribute_reads() -> Iterator[dict[tuple[int, str], torch.nn.Module]]:
     def read(module: torch.nn.Module, name: str) -> Any:
         if threading.get_ident() == thread:
             reads[id(module), name] = module
-        return object.__getattribute__(module, name)
+        return beneath(module, name)
 
     with _patching:
+        # A planned module within a model that is being captured plans for itself meanwhile.
+        outer = torch.nn.Module.__dict__.get("__getattribute__")
+        beneath = outer or object.__getattribute__
         setattr(torch.nn.Module, "__getattribute__", read)  # noqa: B010
         try:
             yield reads
         finally:
-            delattr(torch.nn.Module, "__getattribute__")
+            if outer is None:
+                delattr(torch.nn.Module, "__getattribute__")
+            else:
+                setattr(torch.nn.Module, "__getattribute__", outer)  # noqa: B010
+
+
+def is_observed() -> bool:
+    """Whether a dispatch mode watches this thread: fake tensors, tracing, or a counter of the caller's."""
+    return bool(torch._C._len_torch_dispatch_stack())
 
 
 def in_backward() -> bool:

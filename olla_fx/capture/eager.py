@@ -6,6 +6,7 @@ living in ``.grad`` as eager keeps them. It tells which parameters get a gradien
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.inputs import Role, TensorSlot, TensorSpec, tensor_slots
 from olla_fx.capture.known_values import KnownValues
 from olla_fx.capture.shadow_model import ShadowModel
-from olla_fx.capture.types import Mode, StepRequest, plan_device
+from olla_fx.capture.types import Mode, OutputAlias, StepRequest, plan_device
 from olla_fx.torch_compat import pytree
 
 
@@ -43,6 +44,7 @@ class FakeStep:
             tensors = [self._copy(places[0], originals[places[0].owner]) for places in slots]
             self._shadow = ShadowModel(request, slots)
             self._shadow.put(tensors)
+            self._tensors = tensors
             self._inputs = pytree.tree_map_only(torch.Tensor, self._input, request.inputs)
             self._layout, self._state, self._scalars = self._copy_optimizer()
 
@@ -92,16 +94,36 @@ class FakeStep:
             return loss
 
     def forward(self) -> list[torch.Tensor]:
-        """Run forward only; the flat outputs through which gradients can come."""
+        """Run forward only; the tensors among its outputs."""
         with self.fake_mode, KnownValues(), torch.enable_grad():
-            leaves = pytree.tree_leaves(self._shadow.model(*self._inputs))
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+            return _tensors_in(self._shadow.model(*self._inputs))
+
+    def aliases(self, outputs: Sequence[torch.Tensor]) -> list[OutputAlias | None]:
+        """For each output what it looks into: a tensor of the model, an input, or another output.
+
+        Args:
+            outputs: from :meth:`forward`.
+        """
+        given = [*self._tensors, *_tensors_in(self._inputs)]
+        bases: _Bases = {
+            torch_compat.storage_key(each): (None, index, each) for index, each in enumerate(given)
+        }
+        for index in sorted(range(len(outputs)), key=lambda each: -outputs[each].numel()):
+            output = outputs[index]
+            size_bytes = output.numel() * output.element_size()
+            if size_bytes == output.untyped_storage().nbytes() > 0:
+                bases.setdefault(torch_compat.storage_key(output), (index, None, output))
+        kept = [index for index, each in enumerate(outputs) if not _is_alias(index, each, bases)]
+        return [
+            None if index in kept else _alias(output, bases[torch_compat.storage_key(output)], kept)
+            for index, output in enumerate(outputs)
+        ]
 
     def backward(self) -> torch.Tensor:
         """Run forward and backward only."""
         with self.fake_mode, KnownValues(), torch.enable_grad():
             if self.request.mode is Mode.AUTOGRAD:
-                sums = [output.sum() for output in self.forward()]
+                sums = [output.sum() for output in self.forward() if output.requires_grad]
                 total = torch.stack([each.real.double() for each in sums]).sum()
                 total.backward()  # type: ignore[no-untyped-call]
                 return total.detach()
@@ -125,6 +147,37 @@ class FakeStep:
             optimizers.run_update(
                 self.request.optimizer, self._layout, self.parameters, gradients, self._state, self._scalars
             )
+
+
+_Bases = dict[int, tuple[int | None, int | None, torch.Tensor]]
+"""By storage: the index of the output or of the placeholder that others are made from, and the tensor."""
+
+
+def _tensors_in(structure: object) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(structure) if isinstance(leaf, torch.Tensor)]
+
+
+def _is_alias(index: int, output: torch.Tensor, bases: _Bases) -> bool:
+    """Whether an output is to be made from another tensor; not the tensor that others are made from."""
+    base = bases.get(torch_compat.storage_key(output))
+    if base is None or base[0] == index or output.numel() == 0:
+        return False
+    return not output.is_conj() and not output.is_neg() and output.dtype == base[2].dtype
+
+
+def _alias(
+    output: torch.Tensor, base: tuple[int | None, int | None, torch.Tensor], kept: Sequence[int]
+) -> OutputAlias:
+    result, placeholder, tensor = base
+    return OutputAlias(
+        None if result is None else kept.index(result),
+        placeholder,
+        tuple(output.shape),
+        output.stride(),
+        int(output.storage_offset() - tensor.storage_offset()),
+        output is tensor,
+        tensor.requires_grad and not output.requires_grad,
+    )
 
 
 def eager_baseline(request: StepRequest) -> Baseline:

@@ -74,6 +74,11 @@ class Recipe:
         """What a micro-batch's loss adds to the step's."""
         return loss if self.micro_batches == 1 else loss / self.micro_batches
 
+    @property
+    def writes_gradients(self) -> bool:
+        """Whether gradients are added to or scaled where they are."""
+        return self != Recipe()
+
     def clip(self, gradients: Mapping[str, torch.Tensor | None]) -> None:
         """Clip gradients in place, as ``torch.nn.utils`` does."""
         if self.clip_grad_norm is None and self.clip_grad_value is None:
@@ -88,6 +93,28 @@ class Recipe:
             torch.nn.utils.clip_grad_norm_(holders, self.clip_grad_norm, foreach=False)
         if self.clip_grad_value is not None:
             torch.nn.utils.clip_grad_value_(holders, self.clip_grad_value, foreach=False)
+
+
+def separated(
+    gradients: Sequence[torch.Tensor | None], parameters: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Gradients as autograd puts them into ``.grad``: each a tensor of its own, in its parameter's layout.
+
+    Args:
+        gradients: one tensor may be the gradient of several parameters, or be expanded.
+        parameters: whose they are.
+    """
+    seen: set[int] = set()
+    own: list[torch.Tensor | None] = []
+    for gradient, parameter in zip(gradients, parameters, strict=True):
+        if gradient is not None and (id(gradient) in seen or gradient.stride() != parameter.stride()):
+            copy = gradient.new_empty_strided(parameter.shape, parameter.stride())
+            own.append(copy.copy_(gradient))
+            continue
+        if gradient is not None:
+            seen.add(id(gradient))
+        own.append(gradient)
+    return own
 
 
 def joined(outputs: Sequence[Any]) -> Any:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import fx
 
 from olla_fx import torch_compat
 from olla_fx.capture.eager import FakeStep
+from olla_fx.capture.inputs import Role
 from olla_fx.capture.refusals import (
     explained,
     no_python_randomness,
@@ -51,6 +53,7 @@ def capture(request: StepRequest) -> CapturedStep:
         outputs=tracing.outputs,
         differentiable=tracing.differentiable,
         gradients=tracing.gradients,
+        gradient_tangents=_tangents_of_gradients(graph_module, tracing),
         recomputed=tracing.recomputed,
         slots=tuple(tuple(places) for places in tracing.slots),
         optimizer=tracing.layout,
@@ -88,6 +91,20 @@ def _written(graph_module: fx.GraphModule) -> frozenset[int]:
     targets = {copy.args[0] for copy in copies}
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     return frozenset(index for index, node in enumerate(placeholders) if node in targets)
+
+
+def _tangents_of_gradients(graph_module: fx.GraphModule, tracing: Tracing) -> tuple[frozenset[int], ...]:
+    """For each gradient, which tangents reach it; where none of them is given, eager has no gradient."""
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    tangents = [
+        node for node, each in zip(placeholders, tracing.inputs, strict=True) if each.role is Role.TANGENT
+    ]
+    reached: dict[fx.Node, frozenset[int]] = {node: frozenset({index}) for index, node in enumerate(tangents)}
+    for node in graph_module.graph.nodes:
+        if node not in reached:
+            reached[node] = frozenset().union(*(reached[each] for each in node.all_input_nodes))
+    results = cast(Sequence[fx.Node], graph_module.graph.output_node().args[0])
+    return tuple(reached[each] for each in results[len(results) - len(tracing.gradients) :])
 
 
 def _refuse_lost_gradients(request: StepRequest, without: Sequence[str]) -> None:

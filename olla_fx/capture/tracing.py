@@ -21,10 +21,10 @@ from olla_fx.capture.eager import FakeStep
 from olla_fx.capture.inputs import WANTS_GRADIENT, Role, StepInput, TensorSlot, TensorSpec, tensor_slots
 from olla_fx.capture.optimizer import OptimizerLayout
 from olla_fx.capture.python_state import PythonState
-from olla_fx.capture.recipe import joined, refuse_sparse
+from olla_fx.capture.recipe import joined, refuse_sparse, separated
 from olla_fx.capture.refusals import explained
 from olla_fx.capture.shadow_model import ShadowModel
-from olla_fx.capture.types import Mode, OutputLayout, StepRequest, plan_device
+from olla_fx.capture.types import Mode, OutputAlias, OutputLayout, StepRequest, plan_device
 from olla_fx.errors import CaptureError
 from olla_fx.torch_compat import pytree
 
@@ -42,6 +42,7 @@ class Tracing:
         inputs: what each argument is.
         flat_arguments: the arguments.
         outputs: how results become the answer, once traced.
+        aliases: for each tensor among the outputs of the caller's own loop, what it is a view of.
         without_gradient: parameters that no gradient reached, once traced.
         differentiable: for each result of the answer, whether a tangent comes back for it, once traced.
         gradients: indices of the inputs whose gradients follow the answer, once traced.
@@ -71,7 +72,9 @@ class Tracing:
         self.without_gradient: list[str] = []
         self.differentiable: tuple[bool, ...] = ()
         self.gradients: tuple[int, ...] = ()
+        self.aliases: Sequence[OutputAlias | None] = ()
         self._mode = AsEager()
+        self._caches_casts = torch.is_autocast_cache_enabled()
         self.layout: OptimizerLayout | None = None
         self.state: dict[str, dict[str, torch.Tensor]] = {}
         self.device = plan_device(request, self.slots)
@@ -158,12 +161,16 @@ class Tracing:
         eager = FakeStep(self.request)
         with explained(self.request.model), torch.random.fork_rng(devices=[]):
             outputs = eager.forward()
-        if not outputs:
+        self.aliases = eager.aliases(outputs)
+        pairs = zip(outputs, self.aliases, strict=True)
+        made = [each for each, alias in pairs if alias is None and each.requires_grad]
+        if not made:
             raise CaptureError(
-                f"no output of {type(self.request.model).__name__} depends on a parameter or input that "
-                "requires a gradient: call it under torch.no_grad()"
+                f"no output of {type(self.request.model).__name__} is a new tensor that depends on a "
+                "parameter or input with a gradient: call it under torch.no_grad(), or let it return its "
+                "tensors in tuples, lists, dicts or classes registered with torch.utils._pytree"
             )
-        for index, output in enumerate(outputs):
+        for index, output in enumerate(made):
             self._add(Role.TANGENT, str(index), TensorSpec.of(output.detach()))
 
     def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
@@ -179,7 +186,7 @@ class Tracing:
         present = dict(zip(names, held, strict=True))
         self.shadow.put([present[places[0].role, places[0].name] for places in self.slots])
         if self.request.mode is Mode.INFERENCE:
-            with torch.no_grad():
+            with torch.no_grad(), self._autocast_cache():
                 return self._flatten_outputs(self.shadow.model(*arguments))
         if self.request.mode is Mode.AUTOGRAD:
             return self._differentiable_pass(flat, held, arguments)
@@ -195,11 +202,10 @@ class Tracing:
         """
         held = list(flat)
         for index, each in enumerate(self.inputs):
-            if (
-                each.role in (Role.PARAMETER, Role.EXAMPLE)
-                and each.spec is not None
-                and each.spec.requires_grad
-            ):
+            is_leaf = each.role in (Role.PARAMETER, Role.EXAMPLE) or (
+                each.role in (Role.BUFFER, Role.ATTRIBUTE) and self.request.mode is Mode.AUTOGRAD
+            )
+            if is_leaf and each.spec is not None and each.spec.requires_grad:
                 held[index] = flat[index].detach().requires_grad_()
         return held
 
@@ -211,9 +217,10 @@ class Tracing:
         tangents = [
             tensor for each, tensor in zip(self.inputs, flat, strict=True) if each.role is Role.TANGENT
         ]
-        with torch.enable_grad():
+        with torch.enable_grad(), self._autocast_cache():
             outputs = self.shadow.model(*arguments)
         tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        tensors = [each for each, alias in zip(tensors, self.aliases, strict=True) if alias is None]
         self.differentiable = tuple(leaf.requires_grad for leaf in tensors)
         through = [leaf for leaf in tensors if leaf.requires_grad]
         with self._gradients_made():
@@ -241,7 +248,7 @@ class Tracing:
         recipe, losses, answers = self.request.recipe, [], []
         total: dict[str, torch.Tensor | None] = dict.fromkeys(trained)
         for *inputs, target in recipe.parts(arguments):
-            with torch.enable_grad():
+            with torch.enable_grad(), self._autocast_cache():
                 outputs = self.shadow.model(*inputs)
                 loss = recipe.share(self._loss(outputs, target))
             if not trained:
@@ -250,7 +257,11 @@ class Tracing:
                 gradients = torch.autograd.grad(loss, [leaves[name] for name in trained], allow_unused=True)
             for name, gradient in zip(trained, gradients, strict=True):
                 refuse_sparse(name, gradient)
-                _accumulate(total, name, gradient)
+            own: Sequence[torch.Tensor | None] = gradients
+            if recipe.writes_gradients:
+                own = separated(gradients, [leaves[name] for name in trained])
+            for name, mine in zip(trained, own, strict=True):
+                _accumulate(total, name, mine)
             losses.append(loss.detach())
             answers.append(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs))
         self.without_gradient = [name for name, gradient in total.items() if gradient is None]
@@ -259,6 +270,19 @@ class Tracing:
             self._update(values, {name: values[Role.PARAMETER, name] for name in trained}, total)
             loss = sum(losses[1:], losses[0])
         return self._flatten_outputs((loss, joined(answers)) if self.request.return_outputs else loss)
+
+    @contextlib.contextmanager
+    def _autocast_cache(self) -> Iterator[None]:
+        """Let autocast keep the weights that it has cast, as in eager: their gradients add up cast, too.
+
+        Tracing turns that off.
+        """
+        before = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(self._caches_casts)
+        try:
+            yield
+        finally:
+            torch.set_autocast_cache_enabled(before)
 
     @contextlib.contextmanager
     def _gradients_made(self) -> Iterator[None]:
@@ -318,8 +342,12 @@ class Tracing:
         leaves, spec = pytree.tree_flatten(answer)
         results: list[torch.Tensor] = []
         layout: list[tuple[bool, Any]] = []
+        aliases = iter(self.aliases)
         for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
+            alias = next(aliases, None) if isinstance(leaf, torch.Tensor) else None
+            if alias is not None:
+                layout.append((False, alias))
+            elif isinstance(leaf, torch.Tensor):
                 layout.append((True, len(results)))
                 results.append(leaf.detach().clone())
             elif isinstance(leaf, int | float | bool | str | type(None)):

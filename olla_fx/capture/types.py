@@ -32,12 +32,51 @@ class Mode(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class OutputAlias:
+    """An output that lies in the memory of an input of the graph or of another output.
+
+    It is made anew from that tensor, outside the graph, so that autograd knows the two for views.
+
+    Attributes:
+        result: index of the result that it looks into; None for an input.
+        placeholder: index of the placeholder that it looks into; None for a result.
+        shape: its extents.
+        stride: its element strides.
+        offset: where it begins, in elements from the other's beginning.
+        whole: whether it is the other tensor itself.
+        detached: whether autograd is not to follow it.
+    """
+
+    result: int | None
+    placeholder: int | None
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    whole: bool
+    detached: bool
+
+    def of(self, results: Sequence[torch.Tensor], values: Sequence[Any]) -> torch.Tensor:
+        """The output.
+
+        Args:
+            results: of the graph.
+            values: of its placeholders.
+        """
+        base: torch.Tensor = (
+            values[self.placeholder] if self.placeholder is not None else results[self.result or 0]
+        )
+        if not self.whole:
+            base = base.as_strided(self.shape, self.stride, int(base.storage_offset()) + self.offset)
+        return base.detach() if self.detached else base
+
+
+@dataclass(frozen=True, slots=True)
 class OutputLayout:
     """How the graph's flat results become what the caller gets.
 
     Attributes:
         spec: pytree of the answer.
-        leaves: for each leaf, the index of a graph result, or the constant itself.
+        leaves: for each leaf, the index of a graph result, or the constant or alias itself.
     """
 
     spec: pytree.TreeSpec
@@ -48,11 +87,22 @@ class OutputLayout:
         """How many of the graph's results belong to the answer."""
         return sum(is_result for is_result, _ in self.leaves)
 
-    def rebuild(self, results: Sequence[torch.Tensor]) -> Any:
-        """The answer with the caller's own structure."""
-        return pytree.tree_unflatten(
-            [results[value] if is_result else value for is_result, value in self.leaves], self.spec
-        )
+    def rebuild(self, results: Sequence[torch.Tensor], values: Sequence[Any] = ()) -> Any:
+        """The answer with the caller's own structure.
+
+        Args:
+            results: of the graph.
+            values: of its placeholders, where outputs look into them.
+        """
+        leaves = [
+            results[each]
+            if is_result
+            else each.of(results, values)
+            if isinstance(each, OutputAlias)
+            else each
+            for is_result, each in self.leaves
+        ]
+        return pytree.tree_unflatten(leaves, self.spec)
 
 
 @dataclass(frozen=True)
@@ -67,6 +117,7 @@ class CapturedStep:
         outputs: how results become the answer.
         differentiable: for each result of the answer, whether a tangent comes back for it.
         gradients: indices of the placeholders whose gradients follow the answer among the results.
+        gradient_tangents: for each gradient, the tangents that it depends on.
         recomputed: how many operators are there a second time because the model checkpoints activations.
         slots: the model's tensors with all their places.
         optimizer: what was assumed of the optimizer, when training.
@@ -86,6 +137,7 @@ class CapturedStep:
     outputs: OutputLayout
     differentiable: tuple[bool, ...]
     gradients: tuple[int, ...]
+    gradient_tangents: tuple[frozenset[int], ...]
     recomputed: int
     slots: tuple[tuple[TensorSlot, ...], ...]
     optimizer: OptimizerLayout | None
@@ -93,7 +145,7 @@ class CapturedStep:
     module_training: Mapping[str, bool]
     python_state: PythonState
     device: torch.device
-    autocast: tuple[bool, torch.dtype]
+    autocast: tuple[bool, torch.dtype, bool]
     kernel_settings: tuple[object, ...]
     seconds: float
 

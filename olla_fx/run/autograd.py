@@ -60,7 +60,10 @@ class Pass:
         results = [each.detach() for each in answer]
         read = run.read_by(1)
         inputs = zip(self._captured.inputs, self._values, strict=False)
-        kept_storages = {torch_compat.storage_key(each) for each in self._kept}
+        # Also an update in place whose result backward reads lies in the caller's memory.
+        kept_storages = {
+            torch_compat.storage_key(each) for each in self._kept if isinstance(each, torch.Tensor)
+        }
         self._versions = [
             (each, each._version, "an output")
             for each in answer
@@ -69,15 +72,15 @@ class Pass:
         self._versions += [
             (value, value._version, f"{each.role} {each.name}")
             for index, (each, value) in enumerate(inputs)
-            if index in read
+            if index in read or torch_compat.storage_key(value) in kept_storages
         ]
         return results
 
-    def backward(self, tangents: Sequence[torch.Tensor], *, again: bool) -> list[torch.Tensor | None]:
+    def backward(self, tangents: Sequence[torch.Tensor | None], *, again: bool) -> list[torch.Tensor | None]:
         """The gradients of :meth:`differentiable`.
 
         Args:
-            tangents: of the outputs that have a gradient.
+            tangents: of the outputs that have a gradient; None for those that were not used.
             again: whether another backward may follow (``retain_graph=True``).
         """
         run = self._running()
@@ -97,8 +100,27 @@ class Pass:
             raise
         if not again:
             self.drop()
-        by_index = dict(zip(self._captured.gradients, gradients, strict=True))
+        by_index = self._separated(tangents, gradients)
         return [by_index.get(index) for index in self.wanted]
+
+    def _separated(
+        self, tangents: Sequence[torch.Tensor | None], gradients: Sequence[torch.Tensor]
+    ) -> dict[int, torch.Tensor]:
+        """Gradients by placeholder: those that eager makes, no two in one storage.
+
+        Autograd may keep what it is given and add to it.
+        """
+        used = {index for index, tangent in enumerate(tangents) if tangent is not None}
+        seen = {torch_compat.storage_key(each) for each in tangents if each is not None}
+        found: dict[int, torch.Tensor] = {}
+        wanted = zip(self._captured.gradients, self._captured.gradient_tangents, gradients, strict=True)
+        for index, reached_by, gradient in wanted:
+            if reached_by and not reached_by & used:
+                continue  # eager makes no gradient from outputs that nobody used
+            shared = torch_compat.storage_key(gradient) in seen
+            found[index] = gradient.clone() if shared else gradient
+            seen.add(torch_compat.storage_key(gradient))
+        return found
 
     def drop(self) -> None:
         """Forget what backward would need."""
@@ -115,23 +137,30 @@ class Pass:
             )
         return self._run
 
-    def _fitting(self, index: int, tangent: torch.Tensor) -> torch.Tensor:
+    def _fitting(self, index: int, tangent: torch.Tensor | None) -> torch.Tensor:
         """A tangent in the layout that was captured; autograd makes expanded ones."""
-        tangent = tangent.detach().resolve_conj().resolve_neg()
         spec = self._captured.inputs[len(self._values) + index].spec
-        if spec is None or spec.fits(tangent):
+        if spec is None:
+            raise ValueError(f"tangent {index} was captured without a kind")
+        if tangent is None:
+            return spec.empty(meta_as=spec.device).zero_()
+        tangent = tangent.detach().resolve_conj().resolve_neg()
+        if spec.fits(tangent):
             return tangent
         return spec.empty(meta_as=tangent.device).copy_(tangent)
 
 
-def _copies(kept: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _copies(kept: Sequence[Any]) -> list[Any]:
     """Copies of what backward takes over and may overwrite, those in one storage together."""
-    storages = {torch_compat.storage_key(each): each.untyped_storage() for each in kept}
+    tensors = [each for each in kept if isinstance(each, torch.Tensor)]
+    storages = {torch_compat.storage_key(each): each.untyped_storage() for each in tensors}
     copied = {key: storage.clone() for key, storage in storages.items()}  # type: ignore[no-untyped-call]
     return [
         each.new_empty(0).set_(
             copied[torch_compat.storage_key(each)], each.storage_offset(), each.shape, each.stride()
         )
+        if isinstance(each, torch.Tensor)
+        else each
         for each in kept
     ]
 
@@ -144,13 +173,14 @@ class PlannedFunction(torch.autograd.Function):
         """Run forward; the tensors are passed so that autograd knows them."""
         outputs = running.forward()
         ctx.running = running
+        ctx.set_materialize_grads(False)
         without = [each for each, has in zip(outputs, running.differentiable_outputs, strict=True) if not has]
         ctx.mark_non_differentiable(*without)
         return tuple(outputs)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *tangents: torch.Tensor) -> Any:
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         """Run backward."""
         has_tangent = ctx.running.differentiable_outputs
         wanted = [each for each, has in zip(tangents, has_tangent, strict=True) if has]

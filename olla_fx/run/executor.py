@@ -247,12 +247,12 @@ class Run:
             # What autocast casts is in the graph already.
             with torch.no_grad(), torch.autocast(self._executor.dataflow.device.type, enabled=False):
                 results = self._run(phase, arguments, last or index + 1 < len(self._phases))
+            if last and self._program is not None:
+                self._executor.end(self)
         except BaseException:
             self.release()
             raise
         if last:
-            if self._program is not None:
-                self._executor.end(self)
             self.release()
         return results
 

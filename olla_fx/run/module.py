@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import collections
 import copy
+import enum
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Hashable
@@ -30,8 +32,11 @@ from olla_fx.run.executor import Binding, Executor, RunCounts
 from olla_fx.run.lookup import StepLookup
 from olla_fx.run.shared_buffer import SharedBuffer
 from olla_fx.torch_compat import pytree
+from olla_solvers.errors import OptionError
 
 logger = logging.getLogger(__name__)
+
+_TELLING = (int, float, complex, bool, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
 
 MOST_PLANS = 8
 """Plans that a module keeps; the one that was not used for longest goes first."""
@@ -86,6 +91,8 @@ class PlannedModule(nn.Module):
             most_plans: how many plans to keep.
         """
         super().__init__()
+        if isinstance(most_plans, bool) or not isinstance(most_plans, int) or most_plans < 1:
+            raise OptionError(f"most_plans is a whole number of at least 1, not {most_plans!r}")
         model = request.model
         # The very dictionaries of the model: parameters, state_dict and .to() are the model's own.
         self._modules = model._modules
@@ -108,11 +115,12 @@ class PlannedModule(nn.Module):
             request = replace(request, mode=Mode.INFERENCE)
         self._current = self._plan_step(self._key(request.inputs, request.mode), request)
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run one step, or in the caller's own loop one forward.
 
         Args:
             inputs: the model's inputs, for a whole training step the target last.
+            named: inputs by name, as the model's own forward takes them; not for a whole training step.
 
         Returns:
             The model's outputs; for a whole training step the loss, or ``(loss, outputs)`` with
@@ -123,6 +131,11 @@ class PlannedModule(nn.Module):
             StepInputError: when the inputs cannot be used.
             StepModeError: when the model is in the other mode.
         """
+        if torch_compat.is_observed() and self._request.mode is not Mode.TRAINING:
+            # Within a model that is being captured, say: what is to be seen is the model.
+            return self._model(*inputs, **named)
+        if named:
+            inputs = self._in_sequence(inputs, named)
         mode = self._mode(inputs)
         with self._lock:
             planned = self._planned_for(inputs, mode)
@@ -135,6 +148,28 @@ class PlannedModule(nn.Module):
             return self._differentiate(planned.step, values)
         return self._infer(planned.step, values)
 
+    def _in_sequence(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """Named inputs in the places where the model's forward takes them."""
+        if self._request.mode is Mode.TRAINING:
+            raise StepInputError(
+                "a whole training step takes its inputs in sequence, the target last, not by name "
+                f"({next(iter(named))}=)"
+            )
+        try:
+            bound = inspect.signature(self._model.forward).bind(*inputs, **named)
+        except TypeError as error:
+            raise StepInputError(f"{type(self._model).__name__}.forward: {error}") from error
+        given = set(bound.arguments)
+        bound.apply_defaults()
+        if bound.kwargs:
+            raise StepInputError(
+                f"{type(self._model).__name__} takes {next(iter(bound.kwargs))!r} by name only, which a plan "
+                "cannot: wrap the model in one that takes it in sequence"
+            )
+        names = list(bound.arguments)[: len(bound.args)]
+        last = max((index for index, name in enumerate(names) if name in given), default=-1)
+        return bound.args[: max(last + 1, len(inputs))]
+
     def _mode(self, inputs: tuple[Any, ...]) -> Mode:
         """What a call is to do: in the caller's own loop gradients decide, elsewhere it is planned."""
         mode = self._request.mode
@@ -144,8 +179,12 @@ class PlannedModule(nn.Module):
         return Mode.AUTOGRAD if torch.is_grad_enabled() and self._wants_gradient(inputs) else Mode.INFERENCE
 
     def _wants_gradient(self, inputs: tuple[Any, ...]) -> bool:
-        tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
-        return any(each.requires_grad for each in (*tensors, *self._model.parameters()))
+        if any(each.requires_grad for each in self._model.parameters()):
+            return True
+        others = [*pytree.tree_leaves(inputs)]
+        for module in self._model.modules():
+            others += [*module._buffers.values(), *vars(module).values()]
+        return any(isinstance(each, torch.Tensor) and each.requires_grad for each in others)
 
     def _key(self, inputs: tuple[Any, ...], mode: Mode) -> Hashable:
         """What tells the plans of this module apart."""
@@ -153,10 +192,13 @@ class PlannedModule(nn.Module):
         kinds: list[Hashable] = []
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
+                if leaf.layout is not torch.strided:
+                    raise StepInputError(f"an input is a {leaf.layout} tensor: pass a strided one")
                 wants_gradient = mode is Mode.AUTOGRAD and leaf.requires_grad
                 kinds.append(replace(TensorSpec.of(leaf), requires_grad=wants_gradient))
-            elif isinstance(leaf, Hashable):
-                kinds.append((type(leaf), leaf))
+            elif isinstance(leaf, _TELLING):
+                # Not the value alone: 0.0 and -0.0, 1 and True compare equal.
+                kinds.append((type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf))
             else:
                 raise StepInputError(
                     f"an input holds a {type(leaf).__name__}, which is no tensor, number, string, tuple, "
@@ -220,7 +262,7 @@ class PlannedModule(nn.Module):
     def _differentiate(self, step: CompiledStep, values: list[Any]) -> Any:
         running = Pass(step.captured, step.executor.start(self._lease()), values)
         results = PlannedFunction.apply(running, *running.differentiable())  # type: ignore[no-untyped-call]
-        return step.captured.outputs.rebuild(results)
+        return step.captured.outputs.rebuild(results, values)
 
     def _lease(self) -> Any:
         """A claim on the buffer; None, counted, while it holds what a backward still needs."""
@@ -270,7 +312,12 @@ class PlannedModule(nn.Module):
 
         Args:
             byte: what every byte becomes.
+
+        Raises:
+            StepModeError: while the buffer holds what a backward still needs.
         """
+        if self._buffer.is_busy:
+            raise StepModeError("the buffer holds activations that a backward still needs")
         self._buffer.poison(byte)
 
     def report(self) -> StepReport:

@@ -30,6 +30,9 @@ from olla_solvers.problem import Array, ArrayKind, Operator, Problem
 
 Address = int
 
+WORKSPACE_SECONDS = 1.0
+"""At most, for placing one operator's scratch requests: there are hundreds of operators."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceSlot:
@@ -179,7 +182,7 @@ def _place_workspace(
         )
         for request in requests
     ]
-    placement = place(spans, solver="none")
+    placement = place(spans, solver="none", time_limit=WORKSPACE_SECONDS)
     slots = tuple(
         WorkspaceSlot(request.ordinal, request.size_bytes, offset)
         for request, offset in zip(requests, placement.offsets, strict=True)

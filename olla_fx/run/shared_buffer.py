@@ -17,14 +17,17 @@ class SharedBuffer:
         self._wanted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._buffer: arena.CpuBuffer | None = None
         self._busy = threading.Lock()
+        self._sizing = threading.Lock()
 
     def want(self, plan_owner: object, buffer_bytes: int) -> None:
         """Note how many bytes the plan of an owner needs, as long as that owner lives."""
-        self._wanted[plan_owner] = buffer_bytes
+        with self._sizing:
+            self._wanted[plan_owner] = buffer_bytes
 
     def get(self) -> arena.CpuBuffer:
         """The buffer, as large as the largest plan; call it while holding a lease."""
-        wanted = max(self._wanted.values(), default=0)
+        with self._sizing:
+            wanted = max(list(self._wanted.values()), default=0)
         if self._buffer is None or self._buffer.buffer_bytes != wanted:
             self._buffer = None  # before the next one, not beside it
             self._buffer = arena.CpuBuffer(wanted)

@@ -28,18 +28,22 @@ from olla_solvers.validate import validate
 DEFAULT_SECONDS = 30.0
 """Time limit where none is given."""
 
+START_SECONDS = 1.0
+"""At most, for placing the arrays of the order that the program starts from."""
+
 MOST_ROWS = 500_000
 """Larger programs are not stated: they find nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A plan found by heuristics: its order, spans, offsets and buffer."""
+    """A plan that is known: its order, spans, offsets and buffer, and what found the offsets."""
 
     order: tuple[OperatorIndex, ...]
     spans: tuple[Span, ...]
     offsets: tuple[Offset, ...]
     buffer_bytes: Bytes
+    placed_by: str
 
 
 def program_plan(
@@ -107,14 +111,15 @@ def joint_plan(
 
 
 def _heuristic_plan(problem: Problem, deadline: float) -> tuple[Bytes, _Known]:
-    """The precedence bound, and greedy's order with the skyline's offsets."""
+    """The precedence bound, and greedy's order with offsets that are found soon."""
     flow, captured = flow_of(problem)
     bound = max(flow.precedence_bytes, default=0)
     found = best_order(flow, bound, deadline)
     sequence = tuple(captured[each] for each in found.order)
     spans = spans_of(problem, sequence)
-    placement = place(spans, solver="none")
-    return bound, _Known(sequence, spans, placement.offsets, placement.height_bytes)
+    seconds = min(START_SECONDS, max(0.0, deadline - time.monotonic()))
+    placement = place(spans, solver="none", time_limit=seconds)
+    return bound, _Known(sequence, spans, placement.offsets, placement.height_bytes, placement.found_by)
 
 
 def _solve(
@@ -135,7 +140,7 @@ def _solve(
         offsets = program.offsets(spans, solution.values)
         height = height_bytes(spans, offsets)
         if height < known.buffer_bytes and _is_executable(problem, sequence):
-            best = _Known(sequence, spans, offsets, height)
+            best = _Known(sequence, spans, offsets, height, f"joint:{solver}")
     value = best.buffer_bytes // program.unit_bytes
     proven = backends.proven_units(solution, value)
     effect = SolverEffect.CONFIRMED if proven == value else SolverEffect.NONE
@@ -161,7 +166,7 @@ def _memory_plan(
     problem: Problem, found: _Known, known: _Known, bound: Bytes, report: SolverReport, seconds: float
 ) -> MemoryPlan:
     peak = peak_bytes(problem, found.order)
-    method = "greedy and skyline" if found is known else f"joint:{report.solver}"
+    order_method = "greedy" if found is known else found.placed_by
     proven = report.bound_bytes is not None and report.bound_bytes >= found.buffer_bytes
     names = [array.name for array in problem.planned]
     workspaces = [operator.name for _, operator in scratching(problem)]
@@ -173,10 +178,10 @@ def _memory_plan(
         peak_bytes=peak,
         lower_bound_bytes=min(bound, peak),
         provenance=Provenance(
-            order_found_by=method,
+            order_found_by=order_method,
             order_proved_by="precedence bound" if bound >= peak else None,
             order_solver=replace(report, objective_bytes=None, bound_bytes=None),
-            place_found_by=method,
+            place_found_by=found.placed_by,
             place_proved_by=f"joint:{report.solver}" if proven else None,
             place_solver=report,
         ),

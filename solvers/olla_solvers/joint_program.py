@@ -10,7 +10,6 @@ exceeds.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -21,7 +20,7 @@ from olla_solvers.order.flow import FlowArray, FlowGraph, flow_graph
 from olla_solvers.order.ilp import resident_sets
 from olla_solvers.order.lifetimes import Lifetimes, TimedColumns, TimedModel, state_lifetimes, windows
 from olla_solvers.order.techniques import ALL_TECHNIQUES, Techniques
-from olla_solvers.place.spans import scratching, spans_of
+from olla_solvers.place.spans import scratching, spans_of, unit_bytes
 from olla_solvers.plan import Span
 from olla_solvers.problem import Bytes, Offset, OperatorIndex, Problem
 
@@ -114,7 +113,7 @@ def joint_program(
     flow, operators, arrays = _one_array_a_storage(problem)
     spans = spans_of(problem, order)
     height = height_bytes(spans, offsets)
-    unit = _unit_bytes(spans)
+    unit = unit_bytes(spans)
     model = TimedModel(deadline=deadline)
     buffer = model.column(0, height // unit)
     model.objective, model.start[buffer] = buffer, height // unit
@@ -202,15 +201,6 @@ def _blocks(
 def height_bytes(spans: Sequence[Span], offsets: Sequence[Offset]) -> Bytes:
     """The end of the topmost span."""
     return max((offset + span.size_bytes for span, offset in zip(spans, offsets, strict=True)), default=0)
-
-
-def _unit_bytes(spans: Sequence[Span]) -> Bytes:
-    """What divides all sizes, and the alignments that these do not imply.
-
-    Some smallest buffer has every block at the bottom or on another one's top, aligned.
-    """
-    common = math.gcd(*(span.size_bytes for span in spans))
-    return math.gcd(common, *(span.alignment for span in spans if common % span.alignment)) or 1
 
 
 def _address(model: LinearModel, span: Span, known: Offset, height: Bytes, unit: Bytes) -> Address:

@@ -5,6 +5,7 @@ Kept apart from the solvers so that stating a program loads none of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -43,7 +44,19 @@ class LinearModel:
     objective: Column = 0
 
     def column(self, lower: float, upper: float, *, integer: bool = False) -> Column:
-        """Add a column and return its index."""
+        """Add a column and return its index.
+
+        Args:
+            lower: its least value.
+            upper: its largest value.
+            integer: whether it must be whole. Its bounds then become whole, too: HiGHS has proven wrong
+                optima under fractional ones.
+
+        Returns:
+            The index.
+        """
+        if integer:
+            lower, upper = math.ceil(lower), math.floor(upper)
         self.lower.append(lower)
         self.upper.append(upper)
         self.integer.append(integer)

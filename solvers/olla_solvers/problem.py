@@ -31,6 +31,9 @@ OperatorIndex: TypeAlias = int
 
 FORMAT = 1
 
+MOST_BYTES = 2**62
+"""All sizes together stay below, so that sums of them fit 64 bits."""
+
 
 class ArrayKind(enum.StrEnum):
     """Who owns an array's memory.
@@ -103,6 +106,7 @@ class Problem:
         """Check names, indices, sizes and acyclicity once, at the door."""
         _check_operators(self.operators)
         _check_arrays(self.arrays, len(self.operators), self.operators)
+        _check_total(self.operators, self.arrays)
         _check_before(self.before, self.operators)
         _check_acyclic(self)
 
@@ -166,7 +170,8 @@ class Problem:
         operators = tuple(_operator_from_json(each) for each in _list(document, "operators"))
         index = {operator.name: position for position, operator in enumerate(operators)}
         arrays = tuple(_array_from_json(each, index) for each in _list(document, "arrays"))
-        before = tuple(_pair_from_json(each, index) for each in document.get("before", []))
+        edges = _list(document, "before") if "before" in document else []
+        before = tuple(_pair_from_json(each, index) for each in edges)
         return cls(operators, arrays, before)
 
     def save(self, path: str | Path) -> None:
@@ -181,7 +186,10 @@ class Problem:
             ProblemError: when the file is no JSON or no valid graph; the message names the file.
         """
         try:
-            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+            text = Path(path).read_text(encoding="utf-8")
+            return cls.from_json(json.loads(text, object_pairs_hook=_refuse_repeated))
+        except RecursionError as error:
+            raise ProblemError(f"{path}: no graph is nested this deeply") from error
         except (OSError, UnicodeDecodeError, json.JSONDecodeError, ProblemError) as error:
             raise ProblemError(f"{path}: {error}") from error
 
@@ -222,6 +230,16 @@ def _check_arrays(arrays: Sequence[Array], count: int, operators: Sequence[Opera
         unknown = next((other for other in array.may_share if other not in names), None)
         if unknown is not None:
             raise ProblemError(f"array {array.name!r} may share with unknown array {unknown!r}")
+
+
+def _check_total(operators: Sequence[Operator], arrays: Sequence[Array]) -> None:
+    sizes = {f"array {array.name!r}": array.size_bytes for array in arrays}
+    sizes |= {f"the workspace of operator {each.name!r}": each.workspace_bytes for each in operators}
+    if sum(sizes.values()) >= MOST_BYTES:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise ProblemError(
+            f"all sizes together reach 2**62 B; the largest is that of {largest}, {sizes[largest]} B"
+        )
 
 
 def _check_before(before: Sequence[tuple[int, int]], operators: Sequence[Operator]) -> None:
@@ -307,7 +325,7 @@ def _array_from_json(document: Any, index: Mapping[str, int]) -> Array:
         consumers=tuple(sorted({_lookup(each, index, where) for each in _list(document, "consumers")})),
         kind=ArrayKind(kind),
         alignment=_field(document, "alignment", int, where, 1),
-        may_share=tuple(document.get("may_share", ())),
+        may_share=_names(document, "may_share", where),
     )
 
 
@@ -331,6 +349,13 @@ def _list(document: Mapping[str, Any], field: str) -> list[Any]:
     return value
 
 
+def _names(document: Mapping[str, Any], field: str, where: str) -> tuple[str, ...]:
+    names = document.get(field, [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ProblemError(f"{where}: field {field!r} must be a list of names, not {names!r}")
+    return tuple(names)
+
+
 def _field(document: Any, field: str, kind: type, where: str, default: Any = None) -> Any:
     if not isinstance(document, Mapping):
         raise ProblemError(f"{where} must be a JSON object, not {document!r}")
@@ -338,6 +363,16 @@ def _field(document: Any, field: str, kind: type, where: str, default: Any = Non
     if not isinstance(value, kind) or isinstance(value, bool):
         raise ProblemError(f"{where}: field {field!r} must be of type {kind.__name__}, not {value!r}")
     return value
+
+
+def _refuse_repeated(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, unless a field occurs twice in it: two producers, for instance."""
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        fields = [field for field, _ in pairs]
+        twice = next(field for field in fields if fields.count(field) > 1)
+        raise ProblemError(f"field {twice!r} occurs twice in {document.get('name', 'an object')!r}")
+    return document
 
 
 def _refuse_unknown(document: Mapping[str, Any], known: set[str], where: str) -> None:

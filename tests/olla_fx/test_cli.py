@@ -136,6 +136,24 @@ def test_order_finds_the_smaller_peak(
     assert "lower bound" in capsys.readouterr().out
 
 
+def test_order_and_addresses_are_planned_jointly(
+    tmp_path: Path, graph_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.json"
+    assert cli.main(["order", str(graph_file), "--joint", "--json", str(path)]) == 0
+    result = json.loads(path.read_text(encoding="utf-8"))
+    assert result["buffer_bytes"] == result["peak_bytes"] == 41
+    assert "highs" in capsys.readouterr().out
+    assert cli.main(["order", str(graph_file), "--joint", "--solver", "none"]) == 2
+
+
+def test_a_graph_without_operators_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "empty.json"
+    path.write_text('{"format": 1, "operators": [], "arrays": []}', encoding="utf-8")
+    assert cli.main(["order", str(path)]) == 2
+    assert capsys.readouterr().err == f"olla-fx: {path}: the graph has no operators\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from olla_fx import dynamo
 from olla_solvers.errors import OptionError, SolverUnavailableError
@@ -151,3 +152,30 @@ def test_bad_options():
         dynamo.backend(graph_module, [], options={"solver": "scip"})
     with pytest.raises(OptionError, match="time_limit"):
         dynamo.backend(graph_module, [], options={"time_limit": -1})
+
+
+def test_a_checkpoint_with_dropout_keeps_its_masks():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.drop, self.head = nn.Linear(6, 32), nn.Dropout(0.5), nn.Linear(32, 3)
+
+        def inner(self, x):
+            return self.head(self.drop(self.body(x).relu()))
+
+        def forward(self, x):
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    model = Checkpointed()
+    x = torch.randn(4, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        output = torch.compile(model, backend=dynamo.backend)(x)
+    # The bias of the last layer sees ones; the weights see what the masks let through.
+    output.sum().backward()
+    let_through = model.head.weight.grad[0] != 0
+    assert torch.equal(let_through, model.body.weight.grad.abs().sum(1) != 0)
+    recomputed = output.detach() - model.head.bias
+    assert torch.allclose(
+        recomputed.sum(0), model.head.weight.detach() @ model.head.weight.grad[0], atol=1e-4
+    )

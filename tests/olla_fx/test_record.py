@@ -43,8 +43,8 @@ class Stream:
 
 @given(
     layers=st.integers(1, 12),
-    iterations=st.integers(4, 8),
-    noise=st.lists(st.integers(1, 9), max_size=9),
+    iterations=st.integers(6, 9),
+    noise=st.lists(st.integers(1, 9), max_size=5),
     tail=st.integers(0, 3),
 )
 def test_the_iteration_is_found_in_noise(layers, iterations, noise, tail):

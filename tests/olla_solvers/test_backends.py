@@ -37,6 +37,13 @@ def knapsack() -> LinearModel:
     return model
 
 
+def test_bounds_of_whole_columns_are_whole() -> None:
+    model = LinearModel()
+    whole, any_number = model.column(1.25, 6.75, integer=True), model.column(1.25, 6.75)
+    assert (model.lower[whole], model.upper[whole]) == (2, 6)
+    assert (model.lower[any_number], model.upper[any_number]) == (1.25, 6.75)
+
+
 def test_importing_loads_neither_torch_nor_a_solver() -> None:
     root = Path(backends.__file__).resolve().parent.parent
     code = f"import sys; sys.path.insert(0, {str(root)!r})\n{IMPORTS}"

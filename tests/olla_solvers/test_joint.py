@@ -114,7 +114,8 @@ def test_too_large_a_program_is_not_stated() -> None:
 def test_no_time_keeps_the_known_plan() -> None:
     plan = joint_plan(mlp_step(), solver="highs", time_limit=0)
     assert plan.provenance.place_solver.status is SolverStatus.TIME_LIMIT_WITH_INCUMBENT
-    assert plan.provenance.place_found_by == "greedy and skyline"
+    assert plan.provenance.order_found_by == "greedy"
+    assert "joint" not in plan.provenance.place_found_by
 
 
 def test_an_unknown_solver_is_refused() -> None:

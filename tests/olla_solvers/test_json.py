@@ -92,12 +92,35 @@ def changed(document: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict
         (("arrays", 2, "kind"), "planned", "has no producer"),
         (("before",), [["B", "A"]], "cycle"),
         (("before",), [["A"]], "pair of operator names"),
+        (("before",), 5, "'before' must be a list"),
+        (("arrays", 0, "may_share"), 5, "'may_share' must be a list of names"),
+        (("arrays", 0, "may_share"), [["y"]], "'may_share' must be a list of names"),
+        (("arrays", 0, "producer"), ["A", "B"], "array 'x' names unknown operator"),
+        (("arrays", 0, "size"), 2**62, r"reach 2\*\*62 B; the largest is that of array 'x'"),
+        (("operators", 1, "workspace"), 2**80, "the workspace of operator 'B'"),
         (("before",), [["A", "A"]], "before itself"),
     ],
 )
 def test_bad_graphs_are_named(path: tuple[Any, ...], value: Any, words: str) -> None:
     with pytest.raises(ProblemError, match=words):
         Problem.from_json(changed(GRAPH, path, value))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 100_000, "nested"),
+        ('{"format": 1, "format": 1}', "field 'format' occurs twice"),
+        (
+            '{"format": 1, "arrays": [{"name": "x", "producer": "A", "producer": "B"}]}',
+            "'producer' occurs twice in 'x'",
+        ),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "bad.json").write_text(text)
+    with pytest.raises(ProblemError, match=rf"bad\.json: .*{words}"):
+        Problem.load(tmp_path / "bad.json")
 
 
 @pytest.mark.parametrize(

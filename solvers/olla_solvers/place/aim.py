@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from olla_solvers.place.found import Found
 from olla_solvers.place.search import SearchResult, SearchStatus, compilation_seconds, search
-from olla_solvers.place.search.instance import common_unit
+from olla_solvers.place.spans import unit_bytes
 from olla_solvers.plan import Span
 from olla_solvers.problem import Bytes
 
@@ -119,7 +119,7 @@ def close_gap(task: Task, known: Found, effort: Effort) -> Aimed:
         The best placement and bound.
     """
     spans, bound, goal = task.spans, task.bound_bytes, task.goal_bytes
-    unit = common_unit([span for span in spans if span.size_bytes > 0])
+    unit = unit_bytes([span for span in spans if span.size_bytes > 0])
     height, tried = goal, bound
     share = 1.0 if task.is_capacity else FIRST_SHARE
     while known.height_bytes > max(goal, bound) and not (task.is_capacity and bound > goal):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from olla_solvers.errors import ProblemError
 from olla_solvers.plan import Span
+from olla_solvers.problem import MOST_BYTES
 
 
 def check(spans: Sequence[Span]) -> None:
@@ -15,8 +16,8 @@ def check(spans: Sequence[Span]) -> None:
         spans: rectangles.
 
     Raises:
-        ProblemError: on a name that occurs twice, a span that is empty in time or has a negative size, and an
-            offset that is negative or breaks its alignment.
+        ProblemError: on a name that occurs twice, a span that is empty in time or has a negative size, an
+            offset that is negative or breaks its alignment, and sizes whose sum does not fit 64 bits.
     """
     names: set[str] = set()
     for span in spans:
@@ -26,6 +27,12 @@ def check(spans: Sequence[Span]) -> None:
         fault = fault_of(span)
         if fault is not None:
             raise ProblemError(f"span {span.name!r} {fault}")
+    if sum(span.size_bytes for span in spans) >= MOST_BYTES:
+        largest = max(spans, key=lambda span: span.size_bytes)
+        raise ProblemError(
+            f"the spans' sizes together reach 2**62 B; the largest is {largest.name!r}, "
+            f"{largest.size_bytes} B"
+        )
 
 
 def fault_of(span: Span) -> str | None:

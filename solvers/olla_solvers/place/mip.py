@@ -12,13 +12,13 @@ M in equations 7a and 7b is the height of a known placement, which no useful sol
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from olla_solvers.model import Column, Expression, LinearModel
 from olla_solvers.place.skyline import height_bytes
+from olla_solvers.place.spans import unit_bytes
 from olla_solvers.plan import Span
 from olla_solvers.problem import Bytes, Offset
 
@@ -96,7 +96,7 @@ def place_program(spans: Sequence[Span], known: Sequence[Offset], bound: Bytes) 
     Returns:
         The program, with its start set.
     """
-    unit = _unit_bytes(spans)
+    unit = unit_bytes(spans)
     height = height_bytes(spans, known)
     model = LinearModel()
     model.objective = model.column(bound // unit, height // unit)
@@ -109,24 +109,12 @@ def place_program(spans: Sequence[Span], known: Sequence[Offset], bound: Bytes) 
     return PlaceProgram(model, unit, addresses)
 
 
-def _unit_bytes(spans: Sequence[Span]) -> Bytes:
-    """What divides all sizes and given offsets, and the alignments that these do not imply.
-
-    Some lowest placement has every span at the bottom, at a given one's top or on another one's, aligned,
-    so all its offsets are multiples of this.
-    """
-    given = (span.offset for span in spans if span.offset is not None)
-    common = math.gcd(*(span.size_bytes for span in spans), *given)
-    return math.gcd(common, *(span.alignment for span in spans if common % span.alignment)) or 1
-
-
 def _address(model: LinearModel, span: Span, known: Offset, height: Bytes, unit: Bytes) -> Address:
     """A span's address; in whole alignments where the unit does not imply its alignment."""
     step = unit if unit % span.alignment == 0 else span.alignment
     low = 0 if span.offset is None else span.offset
     high = max(0, height - span.size_bytes) if span.offset is None else span.offset
-    # Whole bounds for whole columns: HiGHS has proven wrong optima under fractional ones.
-    column = model.column(low / step, high // step if step != unit else high / step, integer=step != unit)
+    column = model.column(low / step, high / step, integer=step != unit)
     model.start[column] = known / step
     return column, step / unit
 

@@ -8,13 +8,14 @@ is written as ``id,lower,upper,size,offset``.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from olla_solvers.errors import ProblemError
 from olla_solvers.place.checks import fault_of
 from olla_solvers.plan import Span
-from olla_solvers.problem import Bytes, Offset
+from olla_solvers.problem import MOST_BYTES, Bytes, Offset
 
 REQUIRED = ("id", "lower", "upper", "size")
 OPTIONAL = ("offset", "alignment")
@@ -35,17 +36,13 @@ def read_spans(path: str | Path, *, capacity_bytes: Bytes | None = None) -> tupl
             occurs twice, ``upper`` is not above ``lower``, or a size is not positive or above the capacity.
         OSError: when the file cannot be read.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-        rows = list(csv.reader(text.splitlines(), strict=True))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ProblemError(f"{path}: not a table of comma-separated values ({error})") from error
+    rows = _rows(path)
     if not rows:
         raise ProblemError(f"{path}, line 1: the file is empty; its header must be {','.join(REQUIRED)}")
-    columns = _columns(path, rows[0])
+    columns = _columns(path, rows[0][1])
     spans: list[Span] = []
     seen: dict[str, int] = {}
-    for line, row in enumerate(rows[1:], start=2):
+    for line, row in rows[1:]:
         if not row:
             continue
         where = f"{path}, line {line}"
@@ -83,6 +80,23 @@ def placement_text(spans: Sequence[Span], offsets: Sequence[Offset]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _rows(path: str | Path) -> list[tuple[int, list[str]]]:
+    """Each row with the line on which it ends."""
+    line = 1
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+        reader = csv.reader(text.splitlines(), strict=True)
+        rows = []
+        for row in reader:
+            rows.append((reader.line_num, row))
+            line = reader.line_num + 1
+        return rows
+    except (UnicodeDecodeError, csv.Error) as error:
+        if isinstance(error, UnicodeDecodeError):
+            line = error.object.count(b"\n", 0, error.start) + 1
+        raise ProblemError(f"{path}, line {line}: no comma-separated values ({error})") from error
+
+
 def _columns(path: str | Path, header: Sequence[str]) -> tuple[str, ...]:
     columns = tuple(name.strip() for name in header)
     for name in REQUIRED:
@@ -116,11 +130,10 @@ def _span(where: str, row: dict[str, str]) -> Span:
 
 
 def _number(where: str, column: str, text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise ProblemError(f"{where}: {column} is {text!r}, which is not a whole number") from None
-    if abs(number) >= 2**62:
+    if not re.fullmatch(r"[+-]?[0-9]+", text):
+        raise ProblemError(f"{where}: {column} is {text!r}, which is not a whole number")
+    number = int(text) if len(text) < 20 else MOST_BYTES
+    if abs(number) >= MOST_BYTES:
         raise ProblemError(f"{where}: {column} is {text}, which is beyond 2**62")
     return number
 

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 import olla_fx
-from olla_fx import CaptureError
+from olla_fx import CaptureError, StepInputError, StepModeError
 from olla_fx.errors import BackwardError
+from olla_solvers.errors import OptionError
 from tests.olla_fx.helpers import SmallNet, assert_same, assert_same_models, images, mlp, sgd, vectors
 
 
@@ -154,12 +155,12 @@ def test_outputs_of_all_kinds():
             "outputs",
         )
         assert not answers[1]["b"][1].requires_grad
-        assert not answers[1]["same"].requires_grad
+        assert answers[1]["same"] is x
         for answer in answers:
             (answer["a"].sum() if attempt % 2 else answer["a"].sum() + answer["b"][0].prod()).backward()
-        for (name, one), other in zip(loops.eager.named_parameters(), loops.model.parameters(), strict=True):
-            # A planned backward gives zeros where eager gives nothing for an output that was not used.
-            assert_same(torch.zeros_like(one) if one.grad is None else one.grad, other.grad, name)
+        loops.compare_gradients()
+        for optimizer in loops.optimizers:
+            optimizer.zero_grad()
     loops.assert_served()
 
 
@@ -439,3 +440,180 @@ def test_reentrant_checkpoints_are_refused():
 def test_errors_have_one_base():
     assert issubclass(BackwardError, olla_fx.OllaError)
     assert issubclass(BackwardError, RuntimeError)
+
+
+class Written(nn.Module):
+    """A model given by a function of its modules and inputs."""
+
+    def __init__(self, function, **parts):
+        super().__init__()
+        self.function = function
+        self.l, self.k = nn.Linear(6, 6), nn.Linear(6, 6)
+        for name, part in parts.items():
+            if (
+                isinstance(part, torch.Tensor)
+                and not isinstance(part, nn.Parameter)
+                and not part.requires_grad
+            ):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
+
+
+def both(function, use, steps=3, context=nullcontext, **parts):
+    """Use a model and its planned twin in the same way; compare all gradients."""
+    torch.manual_seed(0)
+    model = Written(function, **parts)
+    loops = Loops(model, torch.randn(4, 6))
+    for step in range(steps):
+        x = torch.randn(4, 6)
+        for module, own in ((loops.eager, loops.eager), (loops.planned, loops.model)):
+            torch.manual_seed(step)
+            with context():
+                answer = module(x)
+            use(answer, own)
+        loops.compare_gradients()
+    assert not loops.planned.is_busy
+    return loops
+
+
+def test_gradients_that_are_one_tensor_are_separated():
+    def shared(self, x):
+        return F.linear(x, self.a + self.b)
+
+    parts = {name: nn.Parameter(torch.randn(6, 6)) for name in "ab"}
+    loops = both(shared, lambda answer, _: answer.square().sum().backward(), **parts)
+    loops.model.a.grad.zero_()
+    assert loops.model.b.grad.abs().sum() > 0
+
+
+def test_tensors_that_want_a_gradient_and_are_no_parameters():
+    def scaled(self, x):
+        return self.l(x) * self.scale
+
+    loops = both(scaled, lambda answer, _: answer.sum().backward(), scale=torch.ones(6, requires_grad=True))
+    assert_same(loops.eager.scale.grad, loops.model.scale.grad, "gradient of an attribute")
+
+
+def test_a_buffer_that_was_updated_again_before_backward():
+    def state(self, x):
+        self.st.mul_(0.5).add_(x.detach().mean(0))
+        return self.l(x) * self.st
+
+    planned = olla_fx.optimize(Written(state, st=torch.ones(6)), torch.ones(4, 6), solver="none")
+    first, second = planned(torch.randn(4, 6)), planned(torch.randn(4, 6))
+    second.sum().backward()
+    with pytest.raises(RuntimeError, match="changed in place"):
+        first.sum().backward()
+    assert not planned.is_busy
+
+
+def use_both(answer, _):
+    first, second = answer
+    first.mul_(2)
+    (second.square().sum() + first.sum()).backward()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda self, x: (lambda h: (h, h.view(-1)))(self.l(x)),
+        lambda self, x: (lambda h: (h, h))(self.l(x)),
+        lambda self, x: (lambda h: (h[:2], h))(self.l(x)),
+        lambda self, x: (lambda h: (h, h.t()[1:3]))(self.l(x)),
+    ],
+    ids=["view", "same", "part first", "transposed part"],
+)
+def test_outputs_in_one_storage_that_are_changed_in_place(function):
+    both(function, use_both)
+
+
+def test_an_output_that_is_an_input():
+    loops = Loops(Written(lambda self, z: (self.l(z * 2), z, z[1:])), torch.ones(4, 6, requires_grad=True))
+    for _ in range(3):
+        start = torch.randn(4, 6)
+        gradients = []
+        for module in (loops.eager, loops.planned):
+            leaf = start.clone().requires_grad_()
+            y = leaf * 1.5
+            a, b, c = module(y)
+            assert b is y
+            c.mul_(3)
+            (a.sum() + b.square().sum()).backward()
+            gradients.append(leaf.grad)
+        assert_same(*gradients, "gradient of the input")
+        loops.compare_gradients()
+
+
+def test_autocast_keeps_the_weights_that_it_has_cast():
+    both(
+        lambda self, x: self.l(self.l(x).relu()),
+        lambda answer, _: answer.float().square().sum().backward(),
+        context=lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    )
+
+
+def test_a_number_read_from_a_tensor_crosses_the_hand_over():
+    both(lambda self, x: self.l(x) * x.sum().item(), lambda answer, _: answer.sum().backward())
+
+
+def test_no_gradient_from_outputs_that_nobody_used():
+    loops = both(lambda self, x: (self.l(x), self.k(x)), lambda answer, _: answer[0].sum().backward())
+    assert loops.model.k.weight.grad is None
+    first, _ = loops.planned(torch.randn(4, 6))
+    found = torch.autograd.grad(first.sum(), [loops.model.l.weight, loops.model.k.weight], allow_unused=True)
+    assert found[0] is not None
+    assert found[1] is None
+
+
+def test_inputs_by_name():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = mlp()
+
+        def forward(self, x, scale=1.0, shift=None):
+            hidden = self.body(x) * scale
+            return hidden if shift is None else hidden + shift
+
+    planned = olla_fx.optimize(Named(), torch.ones(4, 6), solver="none")
+    model = planned._model
+    x, shift = torch.randn(4, 6), torch.randn(3)
+    for named in ({"x": x}, {"x": x, "scale": 2.0}, {"shift": shift, "x": x}):
+        assert_same(model(**named).detach(), planned(**named).detach(), str(named))
+    assert_same(model(x, scale=0.5).detach(), planned(x, scale=0.5).detach(), "mixed")
+    with pytest.raises(StepInputError, match="unexpected keyword"):
+        planned(x, size=3)
+
+
+@pytest.mark.parametrize("leaf", [object(), torch.ones(2).to_sparse()])
+def test_inputs_that_do_not_tell_calls_apart(leaf):
+    planned = olla_fx.optimize(Written(lambda self, x, *_: self.l(x)), torch.ones(4, 6), solver="none")
+    with pytest.raises(StepInputError, match="pass"):
+        planned(torch.ones(4, 6), leaf)
+
+
+def test_a_signed_zero_is_another_number():
+    planned = olla_fx.optimize(
+        Written(lambda self, x, c: torch.copysign(self.l(x), torch.full((6,), c))), (torch.ones(4, 6), 0.0)
+    )
+    positive, negative = (planned(torch.ones(4, 6), c).detach() for c in (0.0, -0.0))
+    assert_same(positive, -negative, "sign")
+
+
+def test_the_buffer_cannot_be_poisoned_while_it_is_needed():
+    planned = olla_fx.optimize(mlp(), torch.ones(4, 6))
+    answer = planned(torch.ones(4, 6))
+    with pytest.raises(StepModeError, match="still needs"):
+        planned.poison()
+    answer.sum().backward()
+    planned.poison()
+
+
+@pytest.mark.parametrize("most_plans", [0, -1, 1.5, None, "x", True])
+def test_limits_of_plans_without_a_meaning(most_plans):
+    with pytest.raises(OptionError, match="most_plans"):
+        olla_fx.optimize(mlp(), torch.ones(4, 6), most_plans=most_plans)

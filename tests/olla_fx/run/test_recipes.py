@@ -241,3 +241,30 @@ def test_more_plans_than_the_limit():
         assert len(twins.step._plans) <= 2
     twins.compare()
     assert twins.step.binding == "buffer"
+
+
+@pytest.mark.parametrize("recipe", [{"parts": 2}, {"norm": 0.05}])
+def test_recipes_with_gradients_that_are_one_tensor(recipe):
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = (nn.Parameter(torch.randn(5, 6)) for _ in range(2))
+            self.c = nn.Parameter(torch.randn(()))
+
+        def forward(self, x):
+            return F.linear(x, self.a + self.b) + self.c
+
+    Recipes(Shared(), MOMENTUM, vectors(1)[0], **recipe).run(vectors(5))
+
+
+def test_a_planned_module_within_a_model_that_is_planned():
+    inner = olla_fx.optimize(mlp(), torch.ones(4, 6))
+    outer = nn.Sequential(inner, nn.Linear(3, 3))
+    reference = copy.deepcopy(nn.Sequential(inner._model, outer[1]))
+    x, y = vectors(1)[0]
+    planned = olla_fx.optimize(outer, x, solver="none")
+    for _ in range(3):
+        for module in (reference, planned):
+            F.cross_entropy(module(x), y).backward()
+        for one, other in zip(reference.parameters(), outer.parameters(), strict=True):
+            assert_same(one.grad, other.grad, "gradient")

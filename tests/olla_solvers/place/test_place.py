@@ -122,6 +122,10 @@ def test_alignment_is_kept() -> None:
         ((Span("a", 0, 1, -4),), "negative size"),
         ((Span("a", 0, 1, 4, 0),), "alignment 0"),
         ((Span("a", 0, 1, 4, 8, 4),), "multiple of its alignment"),
+        (
+            (Span("a", 0, 1, 2**61), Span("b", 0, 1, 2**61 + 1)),
+            r"together reach 2\*\*62 B; the largest is 'b'",
+        ),
     ],
 )
 def test_bad_spans_are_refused(items: tuple[Span, ...], words: str) -> None:

@@ -18,9 +18,10 @@ from olla_solvers.place.bound import max_live_bytes
 from olla_solvers.place.greedy import by_size, given_collision, greedy
 from olla_solvers.place.mip import place_program
 from olla_solvers.place.search import SearchRules, SearchStatus, search
-from olla_solvers.place.search.instance import common_unit, prepare
+from olla_solvers.place.search.instance import prepare
 from olla_solvers.place.search.portfolio import BY_TOTAL, KEEP, Attempt, _Features, attempts
 from olla_solvers.place.skyline import height_bytes
+from olla_solvers.place.spans import unit_bytes
 from olla_solvers.plan import Span
 from tests.olla_solvers.place.checking import assert_valid, lowest_height, random_instance
 
@@ -161,7 +162,7 @@ def test_a_lasting_order_goes_on_from_where_it_was_left() -> None:
 def test_what_an_array_is_in_the_way_of_is_counted_rightly() -> None:
     items = crowd(50, seed=9)
     features = _Features(prepare(items, max_live_bytes(items), SearchRules()))
-    unit = common_unit(items)
+    unit = unit_bytes(items)
     for index, span in enumerate(items):
         beside = [other for other in items if other.lower < span.upper and span.lower < other.upper]
         events = [t for other in items for t in (other.lower, other.upper) if span.lower < t < span.upper]
@@ -214,3 +215,22 @@ def test_sorting_and_merging_lists() -> None:
 def test_tight_spans_fill_their_capacity() -> None:
     lowest = lowest_height(TIGHT)
     assert_lowest(TIGHT, lowest, SearchRules())
+
+
+def test_alignments_that_divide_neither_one_another_nor_the_unit_are_kept() -> None:
+    """All sizes are multiples of 12, as is 6, but a block at a multiple of 8 may end at none of 6."""
+    items = (
+        Span("a", 5, 6, 36, 8),
+        Span("b", 1, 2, 48, 8),
+        Span("c", 0, 4, 48, 6),
+        Span("d", 2, 6, 12, 6),
+        Span("e", 2, 3, 12, 8),
+        Span("f", 4, 7, 36, 8),
+    )
+    placement = place(items, method="search")
+    assert_valid(items, placement.offsets)
+    assert placement.height_bytes == lowest_height(items)
+    for solver in ("cbc", "highs"):
+        placement = place(items, method="mip", solver=solver)
+        assert_valid(items, placement.offsets)
+        assert placement.height_bytes == placement.lower_bound_bytes == lowest_height(items)

@@ -53,6 +53,9 @@ def test_a_table_without_lines_holds_no_spans(tmp_path: Path) -> None:
         (HEADER + "a,0,1,-4\n", 2, "negative size"),
         (HEADER + ",0,1,4\n", 2, "id is empty"),
         (HEADER + f"a,0,1,{2**70}\n", 2, "beyond"),
+        (HEADER + "a,0,1," + "9" * 5000 + "\n", 2, "beyond"),
+        (HEADER + "a,0,1,1_000\n", 2, "not a whole number"),
+        (HEADER + 'b,0,1,4\n"a,0,1,4\n', 3, "no comma-separated values"),
         (HEADER + "a,0,1,4\n\nb,0,1,99\n", 4, "more than the capacity of 50 B"),
         ("id,lower,upper,size,alignment\na,0,1,4,0\n", 2, "alignment 0"),
         ("id,lower,upper,size,offset,alignment\na,0,1,4,6,4\n", 2, "multiple of its alignment"),
@@ -68,9 +71,6 @@ def test_bad_tables_are_refused_with_file_and_line(tmp_path: Path, text: str, li
 
 def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "spans.csv"
-    path.write_bytes(b"\xff\xfe\x00\x01")
-    with pytest.raises(ProblemError, match=r"spans\.csv"):
-        read_spans(path)
-    path.write_text(HEADER + '"a,0,1,4\n', encoding="utf-8")
-    with pytest.raises(ProblemError, match=r"spans\.csv"):
+    path.write_bytes(HEADER.encode() + b"\xff\xfe\x00\x01")
+    with pytest.raises(ProblemError, match=r"spans\.csv, line 2"):
         read_spans(path)

@@ -7,7 +7,6 @@ room in their sections. Spans without bytes collide with nothing and are left ou
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -15,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from olla_solvers.place.search.rules import SearchRules
+from olla_solvers.place.spans import unit_bytes
 from olla_solvers.plan import Span
 from olla_solvers.problem import Bytes
 
@@ -80,7 +80,7 @@ def prepare(spans: Sequence[Span], capacity_bytes: Bytes, rules: SearchRules) ->
         What the search needs.
     """
     sized = [index for index, span in enumerate(spans) if span.size_bytes > 0]
-    unit = common_unit([spans[index] for index in sized]) if rules.common_unit else 1
+    unit = unit_bytes([spans[index] for index in sized]) if rules.common_unit else 1
     lower = np.array([spans[index].lower for index in sized], dtype=np.int64)
     upper = np.array([spans[index].upper for index in sized], dtype=np.int64)
     first, last, sections = _sections(lower, upper, rules.maximal_sections)
@@ -123,13 +123,6 @@ def prepare(spans: Sequence[Span], capacity_bytes: Bytes, rules: SearchRules) ->
         block_high=block_high,
         contradictory=collision or any(low + units > capacity for _, _, low, units in blocks),
     )
-
-
-def common_unit(spans: Sequence[Span]) -> Bytes:
-    """What divides every offset of a smallest solution, see ``SearchRules.common_unit``."""
-    given = (span.offset for span in spans if span.offset is not None)
-    unit = math.gcd(*(span.size_bytes for span in spans), *given)
-    return math.gcd(unit, *(span.alignment for span in spans if unit % span.alignment)) or 1
 
 
 def _alignment(alignment: Bytes, unit: Bytes) -> int:

@@ -41,7 +41,8 @@ class SearchRules:
         common_unit: divide sizes, fixed offsets and alignments by their greatest common divisor, and floor
             the capacity to it. *Proof:* a low is 0, the end of a fixed block or the top of an array,
             aligned, so every offset of a smallest solution is a multiple of the divisor. An alignment that
-            divides the divisor of the others always holds and is dropped.
+            divides the divisor of the others always holds and is dropped, see
+            :func:`~olla_solvers.place.spans.unit_bytes`.
         maximal_sections: keep one section, that is a set of arrays alive together, for each run of births
             followed by a death, instead of one for each timestep with an event. *Proof:* the live set
             at any other time is a subset of a kept one, so two arrays meet in a kept section when they meet
