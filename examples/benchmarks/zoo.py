@@ -50,6 +50,9 @@ IMAGE_SIZE = 64
 IMAGE_SIZES = {
     "inception_v3": 299,  # its auxiliary classifier needs that much
     "maxvit_t": 224,  # cuts its feature maps into windows of 7
+    "mvit_v1_b": 224,  # embeds positions of this size alone
+    "mvit_v2_s": 224,
+    "s3d": 224,  # pools over 7 by 7 at the end
     "vit_h_14": 56,  # cuts images into patches of 14
 }
 """Where images of :data:`IMAGE_SIZE` will not do."""

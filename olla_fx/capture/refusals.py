@@ -144,7 +144,7 @@ def explained(model: nn.Module) -> Iterator[None]:
             ) from error
         raise CaptureError(
             f"{name} has control flow or shapes that depend on the values of its tensors, so no one graph "
-            f"describes its step{_where(error)}: {_first_line(error)}. {_way_out(model)}"
+            f"describes its step{_where(error)}: {_first_line(error)}. {_way_out(model, _where(error))}"
         ) from error
     except Exception as error:
         if isinstance(error, AssertionError) and "functional graph" in str(error):
@@ -158,9 +158,10 @@ def explained(model: nn.Module) -> Iterator[None]:
         ) from error
 
 
-def _way_out(model: nn.Module) -> str:
-    """What to do about control flow that depends on data."""
-    if any(type(module).__module__.startswith("transformers.") for module in model.modules()):
+def _way_out(model: nn.Module, where: str) -> str:
+    """What to do about control flow that depends on data, in the line that ``where`` shows."""
+    of_transformers = any(type(module).__module__.startswith("transformers.") for module in model.modules())
+    if of_transformers and ("mask" in where or "position" in where):
         return (
             "transformers looks into position_ids and into a mask of two dimensions: leave them out, or give "
             "attention_mask as booleans of shape [batch, 1, queries, keys], with what is causal in it"

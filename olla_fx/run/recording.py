@@ -210,17 +210,24 @@ def problem_with_workspaces(problem: Problem, record: StepRecord, alignment_byte
 def expected_requests(dataflow: Dataflow, plan: MemoryPlan) -> list[PlannedRequest]:
     """The requests to expect in a first call, before anything was recorded: one for each array.
 
-    Their ordinals are a guess; the arena serves them loosely, by operator and size.
+    Their ordinals are a guess; the arena serves them loosely, by operator and size. An array of the size of
+    one that the same operator makes for the caller is left out: the two could be taken for each other, and
+    what the caller keeps must not be in the buffer.
     """
     index = {operator.name: position for position, operator in enumerate(dataflow.problem.operators)}
     requests: list[PlannedRequest] = []
     for timestep, name in enumerate(plan.order):
-        for ordinal, array_index in enumerate(dataflow.produced[index[name]]):
-            if array_index is None or not dataflow.storage_bytes[array_index]:
-                continue
-            array = dataflow.problem.arrays[array_index]
-            offset = plan.offsets[array.name] if array.kind is ArrayKind.PLANNED else None
-            requests.append(PlannedRequest(timestep, ordinal, dataflow.storage_bytes[array_index], offset))
+        made = [
+            (ordinal, dataflow.storage_bytes[array], dataflow.problem.arrays[array])
+            for ordinal, array in enumerate(dataflow.produced[index[name]])
+            if array is not None and dataflow.storage_bytes[array]
+        ]
+        given = {size_bytes for _, size_bytes, array in made if array.kind is not ArrayKind.PLANNED}
+        for ordinal, size_bytes, array in made:
+            if array.kind is not ArrayKind.PLANNED:
+                requests.append(PlannedRequest(timestep, ordinal, size_bytes, None))
+            elif size_bytes not in given:
+                requests.append(PlannedRequest(timestep, ordinal, size_bytes, plan.offsets[array.name]))
     return requests
 
 

@@ -64,6 +64,25 @@ def assert_same_pictures(before, after):
             assert before[name] == after[name], name
 
 
+@pytest.mark.parametrize("shape", [(), (8, 8)], ids=["a class", "a class for each pixel"])
+def test_losses_outlive_later_steps(shape):
+    """The kernel of either loss asks for two blocks of 4 B, in another order; one is the caller's."""
+    model = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.BatchNorm2d(5))
+    if not shape:
+        model.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten()])
+    x, y = torch.randn(2, 3, 8, 8), torch.randint(5, (2, *shape))
+    step = olla_fx.optimize(
+        model, (x, y), loss_fn=F.cross_entropy, optimizer=MOMENTUM(model.parameters()), solver="none"
+    )
+    losses, values = [], []
+    for calls in range(1, 4):
+        losses.append(step(x, y))
+        values.append(losses[-1].item())
+        step.poison()
+        assert [loss.item() for loss in losses] == values
+        assert_served(step, calls, 1)
+
+
 @pytest.mark.parametrize("with_state", [False, True])
 @pytest.mark.parametrize("what", ["optimize", "plan"])
 @pytest.mark.parametrize("make", [MOMENTUM, optim.AdamW])

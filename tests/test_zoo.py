@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def zoo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    paths = [str(ROOT), str(ROOT / "solvers"), os.environ.get("PYTHONPATH", "")]
+    return subprocess.run(
+        [sys.executable, "examples/benchmarks/zoo.py", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        check=True,
+    )
+
+
+def rows_in(path: Path) -> dict[str, Any]:
+    return {row["name"]: row for row in json.loads(path.read_text(encoding="utf-8"))}
+
+
+def test_the_zoo_says_what_passes_and_why_others_do_not(tmp_path: Path) -> None:
+    path = tmp_path / "zoo.json"
+    run = ["--families", "transformers", "--json", str(path), "--resume"]
+    done = zoo(*run, "--names", "vit", "xlm")
+    rows = rows_in(path)
+    assert {name: row["status"] for name, row in rows.items()} == {"vit": "pass", "xlm": "refused"}
+    assert "modeling_xlm.py, line" in rows["xlm"]["reason"]
+    assert "mask" not in rows["xlm"]["reason"], "advice for another case"
+    assert len(rows["vit"]["losses"]) == 2
+    assert rows["vit"]["served"] > 0
+    assert rows["vit"]["outside"] == 0
+    assert "| transformers | 2 | 1 | 50.0 | 1 refused |" in done.stdout
+
+    again = zoo(*run, "--names", "vit", "swin*", "--time-limit", "0.2")
+    assert "vit" not in again.stderr
+    assert {name: row["status"] for name, row in rows_in(path).items()} == {
+        "vit": "pass", "xlm": "refused", "swin": "timeout", "swinv2": "timeout",
+    }  # fmt: skip
+
+
+def test_the_zoo_is_large() -> None:
+    names = [line.split("\t") for line in zoo("--list").stdout.splitlines()]
+    families = [family for family, _ in names]
+    assert families.count("classification") >= 80
+    assert families.count("segmentation") >= 6
+    assert families.count("video") >= 9
+    assert families.count("transformers") >= 100
