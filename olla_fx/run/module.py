@@ -143,7 +143,11 @@ class PlannedModule(nn.Module):
             values = planned.lookup.gather(examples)
             self._current = planned
             if self._request.mode is Mode.TRAINING:
-                return self._train(planned.step, values)
+                try:
+                    return self._train(planned.step, values)
+                except BaseException:
+                    planned.lookup.undo_created_state()
+                    raise
         if mode is Mode.AUTOGRAD:
             return self._differentiate(planned.step, values)
         return self._infer(planned.step, values)
