@@ -41,6 +41,7 @@ def test_the_zoo_says_what_passes_and_why_others_do_not(tmp_path: Path) -> None:
 
     again = zoo(*run, "--names", "vit", "swin*", "--time-limit", "0.2")
     assert "vit" not in again.stderr
+    assert "not done after 0.2 s, at last in " in rows_in(path)["swin"]["reason"]
     assert {name: row["status"] for name, row in rows_in(path).items()} == {
         "vit": "pass", "xlm": "refused", "swin": "timeout", "swinv2": "timeout",
     }  # fmt: skip

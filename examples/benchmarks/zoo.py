@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import argparse
 import collections
+import faulthandler
 import fnmatch
 import hashlib
 import importlib
 import json
 import multiprocessing
 import os
+import re
 import resource
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -29,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch.utils import _pytree as pytree
@@ -174,7 +177,8 @@ def in_its_own_process(family: str, name: str, options: argparse.Namespace) -> R
     receiving, sending = multiprocessing.Pipe(duplex=False)
     # Forked, as importing torch and transformers takes longer than most models.
     context = multiprocessing.get_context("fork")
-    process = context.Process(target=_child, args=(sending, family, name, options))
+    stack = tempfile.TemporaryFile(mode="w+")
+    process = context.Process(target=_child, args=(sending, stack, family, name, options))
     process.start()
     sending.close()
     row = Row(name, family)
@@ -182,7 +186,8 @@ def in_its_own_process(family: str, name: str, options: argparse.Namespace) -> R
         if receiving.poll(options.time_limit):
             row = receiving.recv()
         else:
-            row.status, row.reason = "timeout", f"not done after {options.time_limit:g} s"
+            row.status = "timeout"
+            row.reason = f"not done after {options.time_limit:g} s, at last in {_innermost(stack)}"
     except EOFError:
         process.join()
         row.status, row.reason = "crash", f"the process ended with exit code {process.exitcode}"
@@ -190,11 +195,21 @@ def in_its_own_process(family: str, name: str, options: argparse.Namespace) -> R
         process.kill()
         process.join()
         receiving.close()
+        stack.close()
     row.seconds = time.perf_counter() - started
     return row
 
 
-def _child(sending: Connection, family: str, name: str, options: argparse.Namespace) -> None:
+def _innermost(stack: TextIO) -> str:
+    """The function that a process was in when its stack was written."""
+    stack.seek(0)
+    frames = re.findall(r'File ".*?([^/"]+)", line (\d+) in (\S+)', stack.read())
+    return "{}:{}, {}".format(*frames[0]) if frames else "no Python code"
+
+
+def _child(sending: Connection, stack: TextIO, family: str, name: str, options: argparse.Namespace) -> None:
+    # Just before this process will be ended.
+    faulthandler.dump_traceback_later(0.95 * options.time_limit, file=stack)
     warnings.simplefilter("ignore")
     if options.memory:
         limit = int(options.memory * (1 << 30))
