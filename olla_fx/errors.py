@@ -6,6 +6,7 @@ from olla_solvers.errors import OllaError
 
 __all__ = [
     "BackwardError",
+    "BufferMemoryError",
     "CaptureError",
     "ModelLookupError",
     "OllaError",
@@ -34,6 +35,10 @@ class StepModeError(OllaError, RuntimeError):
 
 class BackwardError(OllaError, RuntimeError):
     """A backward of a planned module cannot run: says why, and what to do."""
+
+
+class BufferMemoryError(OllaError, MemoryError):
+    """The device has not enough free memory for the planned buffer."""
 
 
 class RecordingError(OllaError, ValueError):

@@ -6,6 +6,8 @@ import threading
 import weakref
 from typing import Any
 
+import torch
+
 from olla_fx import arena
 
 
@@ -15,7 +17,7 @@ class SharedBuffer:
     def __init__(self) -> None:
         """Know no plan yet."""
         self._wanted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._buffer: arena.CpuBuffer | None = None
+        self._buffer: arena.Buffer | None = None
         self._busy = threading.Lock()
         self._sizing = threading.Lock()
 
@@ -24,14 +26,22 @@ class SharedBuffer:
         with self._sizing:
             self._wanted[plan_owner] = buffer_bytes
 
-    def get(self) -> arena.CpuBuffer:
-        """The buffer, as large as the largest plan; call it while holding a lease."""
+    def get(self, device: torch.device) -> arena.Buffer:
+        """The buffer, as large as the largest plan; call it while holding a lease.
+
+        Args:
+            device: where it is to be.
+
+        Raises:
+            MemoryError: when the device has not enough memory.
+        """
         with self._sizing:
             wanted = max(list(self._wanted.values()), default=0)
-        if self._buffer is None or self._buffer.buffer_bytes != wanted:
-            self._buffer = None  # before the next one, not beside it
-            self._buffer = arena.CpuBuffer(wanted)
-        return self._buffer
+        buffer = self._buffer
+        if buffer is None or (buffer.buffer_bytes, buffer.device) != (wanted, device):
+            self._buffer = buffer = None  # before the next one, not beside it
+            self._buffer = buffer = arena.Buffer(wanted, device)
+        return buffer
 
     def lease(self, *, wait: bool) -> Lease | None:
         """Claim the buffer for one run.
