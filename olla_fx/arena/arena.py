@@ -1,8 +1,8 @@
 """A buffer on a device, and the programs by which steps' requests are served from it.
 
-This is OLLA §3.5 on the device's own allocator: inside a region, the requests of the thread that entered it get the
-addresses that were planned; a request that was not planned goes to PyTorch's own allocator and is counted.
-Recording follows "Profile-guided memory optimization" §4.1, interrupting §4.3.
+This is OLLA §3.5 on the device's own allocator: inside a region, the requests of the thread that entered it
+get the addresses that were planned; a request that was not planned goes to PyTorch's own allocator and is
+counted. Recording follows "Profile-guided memory optimization" §4.1, interrupting §4.3.
 
 Requests of zero bytes are invisible here: they are neither counted nor recorded and have no ordinal.
 """

@@ -174,8 +174,8 @@ class Executor:
         device, planned_bytes = self.dataflow.device, self.plan.buffer_bytes
         static_bytes = self.problem.static_bytes
         text = (
-            f"the buffer of this step does not fit on {device}: planned are {format_bytes(planned_bytes)}, beside "
-            f"{format_bytes(static_bytes)} of parameters, state and inputs"
+            f"the buffer of this step does not fit on {device}: planned are {format_bytes(planned_bytes)}, "
+            f"beside {format_bytes(static_bytes)} of parameters, state and inputs"
         )
         if device.type == "cuda":
             free_bytes, total_bytes = torch.cuda.mem_get_info(device)
