@@ -1,8 +1,8 @@
 """Where the headers of CUDA are, that the CUDA allocator is compiled with.
 
-A toolkit has them, and so have packages of pip's: the CUDA runtime's, which torch's own wheels for CUDA depend
-on, with ``nvidia-cuda-crt`` beside it, and Triton's. Only headers of the CUDA that torch was built with are
-taken: torch's own headers are written for them.
+A toolkit has them, and so have packages of pip's: the CUDA runtime's, which torch's own wheels for CUDA
+depend on, with ``nvidia-cuda-crt`` beside it, and Triton's. Only headers of the CUDA that torch was built
+with are taken: torch's own headers are written for them.
 """
 
 from __future__ import annotations

@@ -143,6 +143,6 @@ def _advice(device_type: str, error: Exception) -> str:
     needs = _CUDA_NEEDS if device_type == "cuda" else _CPU_NEEDS
     return (
         f"olla_fx cannot build its {device_type.upper()} allocator, so steps run in the planned order but "
-        f"with PyTorch's own allocator, not in one buffer. {needs}; set {DISABLING_VARIABLE}=1 to do without and "
-        f"without this warning. Reason: {type(error).__name__}: {reason[0] if reason else 'unknown'}"
+        f"with PyTorch's own allocator, not in one buffer. {needs}; set {DISABLING_VARIABLE}=1 to do without "
+        f"and without this warning. Reason: {type(error).__name__}: {reason[0] if reason else 'unknown'}"
     )

@@ -28,6 +28,7 @@ from olla_fx.dataflow import Dataflow
 from olla_fx.emit import emit
 from olla_fx.errors import BufferMemoryError
 from olla_fx.report.table import format_bytes
+from olla_fx.run.persistent import allocate_library_workspaces
 from olla_fx.run.recording import (
     RecordingInterpreter,
     StepRecord,
@@ -170,6 +171,10 @@ class Executor:
         """Whether the next run will be served by a final plan, which knows the operators' workspaces."""
         return self.binding is Binding.BUFFER and not self._wants_recording
 
+    def uses(self, program: arena.Arena) -> bool:
+        """Whether a run would be served by this program, in its buffer; ask while holding a lease."""
+        return program is self._arena and program.buffer is self._buffer.get(self.dataflow.device)
+
     def _too_large(self) -> BufferMemoryError:
         device, planned_bytes = self.dataflow.device, self.plan.buffer_bytes
         static_bytes = self.problem.static_bytes
@@ -265,9 +270,9 @@ class Run:
         self.recording: list[arena.RecordedRequest] = []
 
     @property
-    def in_buffer(self) -> bool:
-        """Whether it runs in the buffer."""
-        return self._program is not None
+    def program(self) -> arena.Arena | None:
+        """What serves it; None if it does not run in the buffer."""
+        return self._program
 
     def read_by(self, index: int) -> frozenset[int]:
         """The indices of the placeholders that a phase reads."""
@@ -300,6 +305,7 @@ class Run:
         program = self._program
         if program is None:
             return phase(*arguments)
+        allocate_library_workspaces(self._executor.dataflow.device)
         loose = self._loose
         if self.recorded and once:
             nodes = {
