@@ -56,7 +56,7 @@ def place_auto(task: Task) -> Result:
     """
     spans, bound, goal, effort = task.spans, task.bound_bytes, task.goal_bytes, task.effort
     named = task.solver not in ("auto", "none")
-    found = best_of_heuristics(spans, goal, last=_passes(task, named))
+    found = best_of_heuristics(spans, goal, last=_passes(task, named), log=task.log)
     result = Result(found, bound, "live bytes" if found.height_bytes == bound else None, SolverReport("none"))
     if named:
         # The named solver is a referee: it gets no better start than the heuristics, and half of the time.
@@ -92,7 +92,7 @@ def _with_search(task: Task, result: Result) -> Result:
     if not aimed.has_ended:
         better = aimed.found
         if not is_very_large(spans):
-            better = best_of_heuristics(spans, goal, best=better, first=FIRST_PASSES)
+            better = best_of_heuristics(spans, goal, best=better, first=FIRST_PASSES, log=task.log)
         better = improve_by_crowds(replace(task, bound_bytes=aimed.bound_bytes), better, effort)
         aimed = replace(aimed, found=better)
     proved_by = result.proved_by
@@ -109,6 +109,7 @@ def _with_program(task: Task, result: Result, effort: Effort) -> Result:
     else:
         found, report = solve_with(spans, known, bound, task.solver, effort.deadline)
     proven = max(bound, report.bound_bytes or 0)
+    task.log.note(found.height_bytes, min(proven, found.height_bytes), found.method)
     proved_by = result.proved_by
     if found.height_bytes == proven and proved_by is None:
         proved_by = "live bytes" if proven == task.bound_bytes else f"mip:{report.solver}"
