@@ -8,6 +8,7 @@ __all__ = [
     "BackwardError",
     "BufferMemoryError",
     "CaptureError",
+    "DeviceError",
     "ModelLookupError",
     "OllaError",
     "RecordingError",
@@ -39,6 +40,10 @@ class BackwardError(OllaError, RuntimeError):
 
 class BufferMemoryError(OllaError, MemoryError):
     """The device has not enough free memory for the planned buffer."""
+
+
+class DeviceError(OllaError, RuntimeError):
+    """A device was asked for that is not there."""
 
 
 class RecordingError(OllaError, ValueError):

@@ -12,9 +12,11 @@ work on a stream.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import warnings
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +78,7 @@ class _Captured:
 
     Attributes:
         graph: launches all kernels of a step.
-        program: what served the captured step; holds the buffer.
+        program: what served the captured step; once it is gone, so may be its buffer.
         slots: for each placeholder that is an example, the graph's own tensor.
         addresses: of all other tensors.
         numbers: what was baked.
@@ -84,7 +86,7 @@ class _Captured:
     """
 
     graph: torch.cuda.CUDAGraph
-    program: arena.Arena
+    program: weakref.ref[arena.Arena]
     slots: dict[int, torch.Tensor]
     addresses: tuple[int, ...]
     numbers: tuple[float, ...]
@@ -169,9 +171,11 @@ class GraphedStep:
     def _fits(self, values: Sequence[Any]) -> bool:
         """Whether the graph that there is does what a step with these values would do."""
         present = self._captured
+        program = None if present is None else present.program()
         return (
             present is not None
-            and self._executor.uses(present.program)
+            and program is not None
+            and self._executor.uses(program)
             and present.numbers == self._numbers_of(values)
             and present.addresses == self._addresses_of(values)
         )
@@ -209,7 +213,7 @@ class GraphedStep:
             return None
         self.captures += 1
         numbers, addresses = self._numbers_of(values), self._addresses_of(values)
-        self._captured = _Captured(graph, program, slots, addresses, numbers, list(results))
+        self._captured = _Captured(graph, weakref.ref(program), slots, addresses, numbers, list(results))
         return self._captured
 
     def _fall_back(self, reason: str) -> None:
@@ -220,7 +224,8 @@ class GraphedStep:
         for index, slot in captured.slots.items():
             slot.copy_(values[index], non_blocking=True)
         # Entering the region makes this stream wait for the one that used the buffer before.
-        with captured.program.region():
+        program = captured.program()
+        with contextlib.nullcontext() if program is None else program.region():
             captured.graph.replay()
         self.replays += 1
         return copies_of(captured.results)

@@ -123,7 +123,6 @@ class Executor:
         self._make_plan = make_plan
         self._buffer = buffer
         self._requests: list[arena.PlannedRequest] | None = None
-        self._arena: arena.Arena | None = None
         self._wants_recording = True
         self._warm_ups = _WARM_UPS.get(dataflow.device.type, 0)
         self.plan = plan
@@ -156,15 +155,21 @@ class Executor:
         if lease is None or self.binding is Binding.STOCK:
             return Run(self, self.phases, None, lease)
         try:
-            buffer = self._buffer.get(self.dataflow.device)
+            program = self._program()
         except MemoryError as error:
             lease.release()
             raise self._too_large() from error
-        if self._wants_recording:
-            requests = self._requests or expected_requests(self.dataflow, self.plan)
-            program = arena.Arena(buffer, len(self.plan.order), requests)
-            return Run(self, self.phases, program, lease, recorded=not self._warm_ups, loose=True)
-        return Run(self, self.phases, self._program(buffer), lease)
+        recorded = self._wants_recording and not self._warm_ups
+        return Run(self, self.phases, program, lease, recorded=recorded, loose=self._wants_recording)
+
+    def _program(self) -> arena.Arena:
+        def make(buffer: arena.Buffer) -> arena.Arena:
+            requests = self._requests
+            if requests is None:
+                requests = expected_requests(self.dataflow, self.plan)
+            return arena.Arena(buffer, len(self.plan.order), requests)
+
+        return self._buffer.program(self, self.dataflow.device, make)
 
     @property
     def is_settled(self) -> bool:
@@ -173,7 +178,7 @@ class Executor:
 
     def uses(self, program: arena.Arena) -> bool:
         """Whether a run would be served by this program, in its buffer; ask while holding a lease."""
-        return program is self._arena and program.buffer is self._buffer.get(self.dataflow.device)
+        return program is self._program()
 
     def _too_large(self) -> BufferMemoryError:
         device, planned_bytes = self.dataflow.device, self.plan.buffer_bytes
@@ -191,11 +196,6 @@ class Executor:
                 f"{format_bytes(free_bytes + cached_bytes)} would fit"
             )
         return BufferMemoryError(f"{text}. Take a smaller batch, or micro_batches of a whole training step")
-
-    def _program(self, buffer: arena.Buffer) -> arena.Arena:
-        if self._arena is None or self._arena.buffer is not buffer:
-            self._arena = arena.Arena(buffer, len(self.plan.order), self._requests or ())
-        return self._arena
 
     def end(self, run: Run) -> None:
         """Take over what a complete run in the buffer has shown."""
@@ -230,7 +230,6 @@ class Executor:
         self.problem = problem_with_workspaces(self.dataflow.problem, record, alignment_bytes)
         self.plan = self._make_plan(self.problem)
         self._requests = planned_requests(self.problem, self.plan, record)
-        self._arena = None
         self._buffer.want(self, self.plan.buffer_bytes)
         self.phases = self._emit()
 
