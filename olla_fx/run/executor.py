@@ -312,7 +312,7 @@ class Run:
                 for node in phase.graph.nodes
                 if "operator" in node.meta
             }
-            interpreter = RecordingInterpreter(phase, nodes)
+            interpreter = RecordingInterpreter(phase, nodes, self._executor.dataflow.device)
             with program.region(record=True, loose=loose):
                 results = interpreter.run(*arguments)
             self.addresses.update(interpreter.addresses)

@@ -1,4 +1,4 @@
-"""Tests that need a GPU: skipped, saying so, where there is none. Kernels are to give the same bits every time."""
+"""Tests that need a GPU: skipped, saying so, where there is none. Kernels repeat themselves bit for bit."""
 
 import os
 from collections.abc import Iterator
@@ -21,17 +21,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def deterministic() -> Iterator[None]:
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    before = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     fill = torch.utils.deterministic.fill_uninitialized_memory
     torch.utils.deterministic.fill_uninitialized_memory = False
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
         yield
     torch.utils.deterministic.fill_uninitialized_memory = fill
-    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+    torch.use_deterministic_algorithms(before, warn_only=warned)
 
 
 @pytest.fixture

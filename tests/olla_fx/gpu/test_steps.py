@@ -275,15 +275,13 @@ def test_a_buffer_that_does_not_fit_says_how_much_is_missing(device):
     model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 5)).to(device)
     x, y = torch.randn(4096, 1024, device=device), torch.randint(5, (4096,), device=device)
     step = olla_fx.optimize(
-        model, (x, y), loss_fn=F.cross_entropy, optimizer=MOMENTUM(model.parameters()), solver="none"
+        model, (x, y), loss_fn=F.cross_entropy, optimizer=optim.SGD(model.parameters()), solver="none"
     )
     torch.cuda.empty_cache()
     _, total_bytes = torch.cuda.mem_get_info(device)
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved(device) / total_bytes, device)
     try:
-        with pytest.raises(
-            BufferMemoryError, match="planned are .* beside .* free are .* A budget of at most"
-        ):
+        with pytest.raises(BufferMemoryError, match=r"planned are .* beside .* free are .* A budget of"):
             step(x, y)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
