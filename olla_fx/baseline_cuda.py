@@ -1,8 +1,8 @@
 """What eager PyTorch really takes of a GPU for a step: the yardstick of every plan on CUDA.
 
 Two figures of the caching allocator: the most bytes that tensors had at once, and the most that it held of
-the device for them. What it held and no tensor used is fragmentation (OLLA §5.4). Parameters, state and inputs
-are in both.
+the device for them. What it held and no tensor used is fragmentation (OLLA §5.4). Parameters, state and
+inputs are in both.
 """
 
 from __future__ import annotations
