@@ -149,9 +149,14 @@ def test_whatever_a_process_does_ends_no_run(program: str, expected: str) -> Non
     assert expected in result["error"]
 
 
-def test_a_process_reports_and_has_its_environment() -> None:
-    program = "import json, os; print('noise'); print(json.dumps({'seen': os.environ['OLLA_TEST']}))"
-    assert run_apart([sys.executable, "-c", program], environment={"OLLA_TEST": "x"}) == {"seen": "x"}
+def test_a_process_reports_and_has_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLA_UNWANTED", "y")
+    program = (
+        "import json, os; print('noise'); "
+        "print(json.dumps({'seen': [os.environ.get(each) for each in ('OLLA_TEST', 'OLLA_UNWANTED')]}))"
+    )
+    environment = {"OLLA_TEST": "x", "OLLA_UNWANTED": None}
+    assert run_apart([sys.executable, "-c", program], environment=environment) == {"seen": ["x", None]}
 
 
 def test_the_script_measures_one_model_although_another_fails(

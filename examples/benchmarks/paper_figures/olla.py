@@ -50,6 +50,7 @@ REORDERING = Figure(
         SOURCE,
         _mib("eager, live", "eager_live", at("eager.live_bytes")),
         _mib("planned peak", "planned_peak", _planned),
+        _mib("planned, live on the GPU", "planned_live", at("planned.live_bytes")),
         _mib("lower bound", "lower_bound", lambda row: row["lower_bound_bytes"] + row["output_bytes"]),
         _percent("reduction", "reduction", lambda row: _less(row["eager"]["live_bytes"], _planned(row))),
         STATIC,
@@ -236,6 +237,7 @@ TOTAL = Figure(
         _mib("eager, expandable segments", "expandable_reserved", at("expandable.reserved_bytes")),
         _mib("inductor, reserved", "inductor_reserved", at("inductor.reserved_bytes")),
         _mib("planned: buffer and outputs", "planned", _in_buffer),
+        Column("arrays live in", "binding", at("binding")),
         _mib("planned, reserved on the GPU", "planned_reserved", at("planned.reserved_bytes")),
         _percent(
             "reduction", "reduction", lambda row: _less(row["eager"]["reserved_bytes"], _in_buffer(row))
