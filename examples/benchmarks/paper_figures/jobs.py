@@ -48,7 +48,7 @@ class Job:
     Attributes:
         kind: ``step`` (OLLA's figures), ``eager`` and ``inductor`` (other baselines of the same step),
             ``loop`` (Sekiyama's figures), ``pool`` (SmartPool's table).
-        model: a name for :func:`olla_fx.models.build_model`; files are those beside this one.
+        model: a name for :func:`olla_fx.models.build_model`; files may be those beside this one.
         batch: examples in a batch.
         group: the batch size that was asked for; ``batch`` is larger where a model needs that.
         device: ``cpu`` or ``cuda``.
@@ -87,8 +87,9 @@ class Job:
 
     @property
     def model_name(self) -> str:
-        """The name with the full path of a model's file."""
-        return str(HERE / self.model) if ".py:" in self.model else self.model
+        """The name with the full path of a file beside this one."""
+        beside = HERE / self.model
+        return str(beside) if Path(str(beside).rpartition(":")[0]).is_file() else self.model
 
 
 def short(model: str) -> str:
