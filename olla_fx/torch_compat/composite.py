@@ -1,0 +1,91 @@
+"""Composite operators decomposed by their C++ code while tracing, as eager runs them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from olla_fx.torch_compat.patches import PATCHING
+from olla_fx.torch_compat.state import real_tensors
+
+# Python kernels that tracing needs: functionalisation cannot see the running statistics that the C++
+# batch norms write, and the other C++ forms ask for values of their data.
+_NEEDED_PYTHON_KERNELS = frozenset(
+    {
+        "aten::native_batch_norm",
+        "aten::cudnn_batch_norm",
+        "aten::one_hot",
+        "aten::tensor_split",
+        "aten::unsafe_chunk",
+        "aten::broadcast_tensors",
+        "aten::empty",
+    }
+)
+
+_COMPOSITE_KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
+
+
+@contextlib.contextmanager
+def composite_operators_as_in_eager() -> Iterator[None]:
+    """Decompose composite operators by their C++ code, as eager runs them.
+
+    torch registers Python forms of LSTM, interpolation, dropout and others for tracing, which compute in
+    another order, or draw other random numbers. Dropout gets a form of its own, :func:`_dropout`.
+    """
+    with PATCHING:
+        removed: list[tuple[Any, Any, Any]] = []
+        for operator in _operators_with_python_kernels():
+            for key in _COMPOSITE_KEYS:
+                if key in operator.py_kernels:
+                    removed.append((operator, key, operator.py_kernels.pop(key)))
+                    operator._dispatch_cache.clear()
+        dropout: Any = torch.ops.aten.dropout.default
+        for key in _COMPOSITE_KEYS:
+            dropout.py_kernels[key] = _dropout
+        try:
+            yield
+        finally:
+            for key in _COMPOSITE_KEYS:
+                del dropout.py_kernels[key]
+            dropout._dispatch_cache.clear()
+            for operator, key, kernel in removed:
+                operator.py_kernels[key] = kernel
+                operator._dispatch_cache.clear()
+
+
+def _operators_with_python_kernels() -> list[Any]:
+    packets = [
+        each for each in vars(torch.ops.aten).values() if isinstance(each, torch._ops.OpOverloadPacket)
+    ]
+    operators = [getattr(packet, name) for packet in packets for name in packet.overloads()]  # type: ignore[no-untyped-call]
+    return [
+        operator
+        for operator in operators
+        if operator.py_kernels and operator._schema.name not in _NEEDED_PYTHON_KERNELS
+    ]
+
+
+def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """Dropout with eager's results, and a mask of bytes where that gives the same bits.
+
+    Eager multiplies by a mask of the input's own type, divided by ``1 - p``. ``native_dropout`` keeps one
+    byte an element and multiplies by ``1 / (1 - p)``: forward and backward equal eager's for float32 and
+    float64 where both round to the same number, but not for shorter types, whose scaled mask rounds.
+    """
+    if not train or p == 0 or tensor.numel() == 0:
+        return tensor
+    if tensor.dtype in (torch.float32, torch.float64) and p < 1 and _scales_are_equal(p, tensor.dtype):
+        dropped: torch.Tensor = torch.ops.aten.native_dropout(tensor, p, train)[0]
+        return dropped
+    if p == 1:
+        return tensor.mul(torch.zeros((), dtype=tensor.dtype, device=tensor.device))
+    return tensor * torch.empty_like(tensor).bernoulli_(1 - p).div_(1 - p)
+
+
+def _scales_are_equal(p: float, dtype: torch.dtype) -> bool:
+    with real_tensors():
+        one = torch.ones((), dtype=dtype)
+        return bool(one.div(1 - p) == one.mul(1 / (1 - p)))
