@@ -14,11 +14,11 @@ import copy
 import json
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from stopwatch import bootstrap_interval, paired
 
 import olla_fx
 from olla_fx import arena
@@ -26,7 +26,6 @@ from olla_fx.models import build_model
 from olla_fx.models.optimizers import optimizer_by_name
 
 MODELS = ("torchvision:resnet18", "torchvision:vit_b_16", "transformers:xlm-roberta-base")
-RESAMPLES = 5000
 
 
 def main() -> None:
@@ -99,31 +98,13 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def paired(eager: Callable[[], None], planned: Callable[[], None], eager_first: bool) -> tuple[float, float]:
-    """Seconds of an eager and a planned step, one right after the other."""
-    times = {}
-    for run in (eager, planned) if eager_first else (planned, eager):
-        started = time.perf_counter()
-        run()
-        times[run] = time.perf_counter() - started
-    return times[eager], times[planned]
-
-
-def bootstrap_interval(ratios: np.ndarray) -> tuple[float, float]:
-    """The 95 % interval of the median."""
-    generator = np.random.default_rng(0)
-    samples = generator.choice(ratios, (RESAMPLES, len(ratios)))
-    low, high = np.percentile(np.median(samples, axis=1), [2.5, 97.5])
-    return float(low), float(high)
-
-
 def allocation_seconds(count: int = 200_000) -> tuple[float, float]:
     """Seconds of a small allocation and its free, served from a plan and by the stock allocator.
 
     The empty tensor's own cost is in both.
     """
     requests = [arena.PlannedRequest(0, ordinal, 4096, 0) for ordinal in range(count)]
-    program = arena.CpuArena(arena.CpuBuffer(4096), 1, requests)
+    program = arena.Arena(arena.Buffer(4096), 1, requests)
 
     def run() -> float:
         started = time.perf_counter()

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
 import warnings
@@ -25,26 +23,24 @@ from pathlib import Path
 from typing import Any
 
 from ordering import MODELS, SMALLEST_BATCH, TOKENS, table
+from processes import run_apart
+from stopwatch import load_search
 
 import olla_fx
 from olla_fx.models import build_model, optimizer_by_name
 from olla_solvers.order import order
 from olla_solvers.place import place, spans_of
 from olla_solvers.place.search import compilation_so_far
-from olla_solvers.plan import Span
 from olla_solvers.problem import Problem
 
 MIB = 1 << 20
 MOST_SECONDS = 1.0
 """Of processor time, for ordering, and for placing with the compiled search loaded."""
 
-CROSSED = (Span("a", 2, 4, 1), Span("b", 3, 5, 3), Span("c", 1, 3, 1))
-"""Spans that first fit places above the bound, so that the search runs."""
-
 
 def measure(name: str, batch: int, recorded: bool) -> dict[str, Any]:
     """Plan one model's step in this process, once the compiled search is loaded."""
-    place(CROSSED, method="search")
+    load_search()
     case = build_model(name, batch_size=batch, tokens=TOKENS, device="cpu" if recorded else "meta")
     optimizer = optimizer_by_name("sgd", case.model.parameters())
     if recorded:
@@ -83,18 +79,10 @@ def processor_seconds(problem: Problem) -> dict[str, float]:
 def measure_apart(name: str, batch: int, recorded: bool) -> dict[str, Any]:
     """Plan one model's step in a process of its own; what went wrong is under ``error``."""
     command = [sys.executable, __file__, "--one", "--models", name, "--batch-sizes", str(batch)]
-    done = subprocess.run(
-        [*command, "--recorded"] if recorded else command,
-        env={**os.environ, "OLLA_FX_CACHE_DIR": ""},
-        capture_output=True,
-        text=True,
-        check=False,
+    result = run_apart(
+        [*command, "--recorded"] if recorded else command, environment={"OLLA_FX_CACHE_DIR": ""}
     )
-    row: dict[str, Any] = {"model": name, "batch": batch, "recorded": recorded}
-    if done.returncode:
-        words = done.stderr.strip().splitlines()
-        return {**row, "error": words[-1] if words else f"ended with status {done.returncode}"}
-    return {**row, **json.loads(done.stdout.splitlines()[-1])}
+    return {"model": name, "batch": batch, "recorded": recorded, **result}
 
 
 def meets(row: dict[str, Any]) -> bool:

@@ -85,12 +85,22 @@ def _refuse_nested(*_: Any, **__: Any) -> Any:
     )
 
 
+def _refuse_linear_algebra_checks(*_: Any, **__: Any) -> Any:
+    raise CaptureError(
+        "the model calls aten._linalg_check_errors, which raises on bad data (a singular matrix, say); a "
+        "captured step cannot keep that. Use the form without it (torch.linalg.inv_ex, solve_ex, "
+        "cholesky_ex, ...), or move that part out of the model"
+    )
+
+
 _STAND_INS: dict[Any, Callable[..., Any]] = {
     aten.mkldnn_rnn_layer.default: _lstm_layer,
     aten.mkldnn_rnn_layer_backward.default: _lstm_layer_backward,
     _SELF_ATTENTION: _self_attention,
     aten._nested_tensor_from_mask_left_aligned.default: _refuse_nested,
     aten._nested_tensor_from_mask.default: _refuse_nested,
+    # Not every release of torch counts it among the operators with effects, which it keeps in order.
+    aten._linalg_check_errors.default: _refuse_linear_algebra_checks,
 }
 
 

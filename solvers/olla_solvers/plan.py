@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from olla_solvers.problem import Bytes, Offset, OperatorIndex, Timestep
+from olla_solvers.progress import Improvement
 
 
 class SolverStatus(enum.StrEnum):
@@ -81,6 +82,7 @@ class Schedule:
         proved_by: method whose bound equals the peak, or None while there is a gap.
         solver: report of the integer program, ``NOT_RUN`` when none ran.
         seconds: wall-clock time of ordering.
+        progress: when which peak was found and which bound proven.
     """
 
     order: tuple[OperatorIndex, ...]
@@ -90,6 +92,7 @@ class Schedule:
     proved_by: str | None = None
     solver: SolverReport = field(default_factory=lambda: SolverReport("none"))
     seconds: float = 0.0
+    progress: tuple[Improvement, ...] = ()
 
     @property
     def is_optimal(self) -> bool:
@@ -130,6 +133,7 @@ class Placement:
         proved_by: what proves the height smallest, or None while there is a gap.
         solver: report of the integer program, ``NOT_RUN`` when none ran.
         seconds: wall-clock time of placing.
+        progress: when which height was found and which bound proven.
     """
 
     offsets: tuple[Offset, ...]
@@ -139,6 +143,7 @@ class Placement:
     proved_by: str | None = None
     solver: SolverReport = field(default_factory=lambda: SolverReport("none"))
     seconds: float = 0.0
+    progress: tuple[Improvement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +180,7 @@ class MemoryPlan:
         lower_bound_bytes: proven: no order has a smaller peak.
         provenance: what found and what proved it.
         timings: seconds a stage, by stage (``order``, ``place``, ...).
+        progress: what ``order`` and ``place`` had found and proven by when.
     """
 
     order: tuple[str, ...]
@@ -185,6 +191,7 @@ class MemoryPlan:
     lower_bound_bytes: Bytes
     provenance: Provenance
     timings: Mapping[str, float] = field(default_factory=dict)
+    progress: Mapping[str, tuple[Improvement, ...]] = field(default_factory=dict)
 
     @property
     def is_optimal(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from olla_solvers.errors import ProblemError
 from olla_solvers.plan import MemoryPlan, Provenance, SolverEffect, SolverReport, SolverStatus
+from olla_solvers.progress import Improvement
 
 PLAN_FORMAT = 1
 
@@ -38,6 +39,10 @@ def plan_to_json(plan: MemoryPlan) -> dict[str, Any]:
         "fragmentation": plan.fragmentation,
         "provenance": dataclasses.asdict(plan.provenance),
         "seconds": dict(plan.timings),
+        "progress": {
+            stage: [dataclasses.asdict(each) for each in improvements]
+            for stage, improvements in plan.progress.items()
+        },
     }
 
 
@@ -67,7 +72,8 @@ def plan_from_json(document: Mapping[str, Any]) -> MemoryPlan:
         "provenance",
         "seconds",
     }
-    _check_fields(document, fields, _DERIVED | {"format"}, "the plan")
+    # Plans of earlier versions have no progress.
+    _check_fields(document, fields, _DERIVED | {"format", "progress"}, "the plan")
     return MemoryPlan(
         order=tuple(_each(document["order"], str, "order")),
         offsets=_mapping(document["offsets"], (int,), "offsets"),
@@ -77,6 +83,10 @@ def plan_from_json(document: Mapping[str, Any]) -> MemoryPlan:
         lower_bound_bytes=_typed(document["lower_bound_bytes"], (int,), "lower_bound_bytes"),
         provenance=_provenance(document["provenance"]),
         timings=_mapping(document["seconds"], (int, float), "seconds"),
+        progress={
+            stage: tuple(_improvement(each) for each in improvements)
+            for stage, improvements in _mapping(document.get("progress", {}), (list,), "progress").items()
+        },
     )
 
 
@@ -115,6 +125,17 @@ def _report(document: Any, where: str) -> SolverReport:
     except ValueError as error:
         raise ProblemError(f"{where}: {error}") from error
     return SolverReport(**{**document, "status": status, "effect": effect})
+
+
+def _improvement(document: Any) -> Improvement:
+    names = {field.name for field in dataclasses.fields(Improvement)}
+    _check_fields(document, names, set(), "progress")
+    return Improvement(
+        seconds=_typed(document["seconds"], (int, float), "seconds"),
+        value_bytes=_typed(document["value_bytes"], (int,), "value_bytes"),
+        bound_bytes=_typed(document["bound_bytes"], (int,), "bound_bytes"),
+        method=_typed(document["method"], (str,), "method"),
+    )
 
 
 def _check_fields(document: Any, needed: set[str], also: set[str], where: str) -> None:

@@ -64,6 +64,7 @@ def make_plan(
             place_solver=placement.solver,
         ),
         timings={"order": schedule.seconds, "place": time.monotonic() - start},
+        progress={"order": schedule.progress, "place": placement.progress},
     )
     validate(problem, plan)
     return plan

@@ -105,7 +105,7 @@ def test_twenty_steps(model, batches):
 def test_graph_breaks():
     compiled = Compiled(Broken()).run(images(20))
     compiled.assert_served(2)
-    first, second = (piece.module._buffer.get() for piece in compiled.pieces)
+    first, second = (piece.module._buffer.get(torch.device("cpu")) for piece in compiled.pieces)
     assert not first.contains(second.address)
 
 
@@ -137,7 +137,7 @@ def test_a_piece_that_cannot_be_captured_runs_as_it_is():
     model = Inverse()
     x = torch.randn(6, 6)
     compiled = Compiled(model)
-    with pytest.warns(RuntimeWarning, match="runs without a plan: .*side effect"):
+    with pytest.warns(RuntimeWarning, match="runs without a plan: .*_linalg_check_errors"):
         output = compiled.compiled(x)
     assert_same(model(x).detach(), output.detach(), "answer")
     output.sum().backward()

@@ -25,6 +25,7 @@ from olla_solvers.order.split import Piece, split, undivided
 from olla_solvers.order.techniques import ALL_TECHNIQUES, LITERAL, Techniques
 from olla_solvers.plan import Schedule, SolverEffect, SolverReport
 from olla_solvers.problem import Bytes, OperatorIndex, Problem
+from olla_solvers.progress import ProgressLog
 
 __all__ = ["ALL_TECHNIQUES", "LITERAL", "Techniques", "order", "order_in_stages"]
 
@@ -109,7 +110,8 @@ def _by_portfolio(
     flow, captured = flow_of(problem)
     reading = time.monotonic() - start
     # Joining and checking the order takes about as long as reading the graph did.
-    portfolio = Portfolio(flow, deadline - min(reading, (deadline - start) / 10))
+    log = ProgressLog(start)
+    portfolio = Portfolio(flow, deadline - min(reading, (deadline - start) / 10), log=log)
     portfolio.run_short()
     begin = time.monotonic()
     if portfolio.best.peak_bytes > portfolio.bound_bytes:
@@ -124,7 +126,7 @@ def _by_portfolio(
     bound = min(portfolio.bound_bytes, portfolio.best.peak_bytes)
     proved_by = portfolio.bound_by if bound == portfolio.best.peak_bytes else None
     best = [captured[each] for each in portfolio.best.order]
-    schedule = _schedule(problem, best, portfolio.best.rule, (bound, proved_by), report, start)
+    schedule = _schedule(problem, best, portfolio.best.rule, (bound, proved_by), report, log, start)
     return schedule, {"reading": reading, **portfolio.seconds, "plain heuristics": heuristics}
 
 
@@ -149,13 +151,15 @@ def _by_program(
     """By the named solver's integer program, started from the greedy orders."""
     flow, captured = flow_of(problem)
     bound = max(flow.precedence_bytes, default=0)
-    known = best_order(flow, bound, deadline)
+    log = ProgressLog(start)
+    known = best_order(flow, bound, deadline, log)
     if known.peak_bytes > bound:
         for sequence, rule in _marks(problem, flow, captured):
             known = _better(flow, known, Found(tuple(sequence), 0, rule))
     now = time.monotonic()
     parts = _parts(flow, bound, now + START_SHARE * max(0.0, deadline - now), techniques)
     known = _better(flow, known, Found(parts.expand([each.order for each in parts.known]), 0, _rule(parts)))
+    log.note(known.peak_bytes, bound, known.rule)
     refined = refine(parts.pieces, parts.known, solver, deadline, techniques)
     if techniques.early_updates and not techniques.safe_anchors:
         # What holds for the narrowed graph need not hold for this one.
@@ -168,8 +172,9 @@ def _by_program(
     if bound == found.peak_bytes:
         proved_by = "precedence bound"
     bound = max(bound, report.bound_bytes or 0)
+    log.note(found.peak_bytes, min(bound, found.peak_bytes), f"ilp:{solver}")
     best = [captured[each] for each in found.order]
-    return _schedule(problem, best, found.rule, (bound, proved_by), report, start)
+    return _schedule(problem, best, found.rule, (bound, proved_by), report, log, start)
 
 
 def _parts(flow: FlowGraph, bound: Bytes, deadline: float, techniques: Techniques) -> _Parts:
@@ -226,6 +231,7 @@ def _schedule(
     found_by: str,
     proof: tuple[Bytes, str | None],
     report: SolverReport,
+    log: ProgressLog,
     start: float,
 ) -> Schedule:
     """An order with its peak, computed anew from the problem."""
@@ -237,4 +243,5 @@ def _schedule(
         proved_by=proof[1],
         solver=report,
         seconds=time.monotonic() - start,
+        progress=log.improvements,
     )

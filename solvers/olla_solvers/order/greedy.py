@@ -20,6 +20,7 @@ from olla_solvers.order.flow import FlowGraph
 from olla_solvers.order.frontier import Frontier
 from olla_solvers.order.lookahead import EFFORTS, lookahead_schedule
 from olla_solvers.problem import Bytes, OperatorIndex
+from olla_solvers.progress import ProgressLog
 
 Rule = Callable[[FlowGraph, Frontier, OperatorIndex, int], tuple[int, ...]]
 """Sort key of a ready operator, from what it adds and how many operators had run when it became ready."""
@@ -76,25 +77,30 @@ class Found:
     rule: str
 
 
-def best_order(flow: FlowGraph, bound_bytes: Bytes, deadline: float) -> Found:
+def best_order(flow: FlowGraph, bound_bytes: Bytes, deadline: float, log: ProgressLog | None = None) -> Found:
     """The best order of all rules.
 
     Args:
         flow: the graph, in captured order, which is the first candidate.
         bound_bytes: stop at an order that needs no more.
         deadline: ``time.monotonic()`` at which to stop trying further rules.
+        log: where better orders are noted.
 
     Returns:
         The best order; never worse than the captured one.
     """
     captured = tuple(range(flow.count))
     best = Found(captured, flow.peak_bytes(captured), "captured")
+    if log is not None:
+        log.note(best.peak_bytes, bound_bytes, best.rule)
     for name, (rule, backwards) in RULES.items():
         if best.peak_bytes <= bound_bytes or time.monotonic() > deadline:
             break
         order = list_schedule(flow, rule, backwards=backwards, below_bytes=best.peak_bytes)
         if order is not None:
             best = Found(order, flow.peak_bytes(order), f"greedy:{name}")
+            if log is not None:
+                log.note(best.peak_bytes, bound_bytes, best.rule)
     return best
 
 

@@ -28,6 +28,7 @@ from olla_solvers.order.search import ALL_RULES, Alternation, SearchRules
 from olla_solvers.order.split import Piece, split, undivided
 from olla_solvers.order.stretch import StretchSearch
 from olla_solvers.problem import Bytes, OperatorIndex
+from olla_solvers.progress import ProgressLog
 
 MOST_PROGRAM_VARIABLES = 20_000
 """Larger integer programs are not tried where no solver was named."""
@@ -84,8 +85,22 @@ class Portfolio:
         seconds: wall-clock time of each method so far.
     """
 
-    def __init__(self, flow: FlowGraph, deadline: float, rules: SearchRules = ALL_RULES) -> None:
-        """Start with the greedy orders and the precedence bound."""
+    def __init__(
+        self,
+        flow: FlowGraph,
+        deadline: float,
+        rules: SearchRules = ALL_RULES,
+        log: ProgressLog | None = None,
+    ) -> None:
+        """Start with the greedy orders and the precedence bound.
+
+        Args:
+            flow: the graph.
+            deadline: on the monotonic clock.
+            rules: what the exact search may use.
+            log: where improvements are noted.
+        """
+        self._log = log or ProgressLog(time.monotonic())
         self._flow = flow
         self._deadline = deadline
         self._rules = rules
@@ -95,7 +110,7 @@ class Portfolio:
             self.bound_bytes = max(flow.precedence_bytes, default=0)
         self.bound_by = "precedence bound"
         with self._timed("greedy"):
-            self.best = best_order(flow, self.bound_bytes, deadline)
+            self.best = best_order(flow, self.bound_bytes, deadline, self._log)
         self.parts: list[_Part] = []
         self.refined: tuple[str, Refined, Found] | None = None
 
@@ -117,6 +132,10 @@ class Portfolio:
         peak = self._flow.peak_bytes(order)
         if peak < self.best.peak_bytes:
             self.best = Found(tuple(order), peak, rule)
+            self._note(rule)
+
+    def _note(self, method: str) -> None:
+        self._log.note(self.best.peak_bytes, min(self.bound_bytes, self.best.peak_bytes), method)
 
     def run_short(self) -> None:
         """The cheap methods, which prove most graphs."""
@@ -180,6 +199,7 @@ class Portfolio:
     def _prove(self, bound_bytes: Bytes, method: str) -> None:
         if bound_bytes > self.bound_bytes:
             self.bound_bytes, self.bound_by = bound_bytes, method
+            self._note(method)
 
     def _open(self) -> list[_Part]:
         """Pieces that may need more than the bound, the costliest first."""
@@ -198,6 +218,7 @@ class Portfolio:
             costliest = max(self.parts, key=lambda part: part.found.peak_bytes, default=None)
             rule = "greedy:contraction" if costliest is None else costliest.found.rule
             self.best = Found(order, peak, f"{rule}, contracted" if rule.startswith("greedy") else rule)
+            self._note(self.best.rule)
 
     def _improve(self, deadline: float) -> None:
         """Dearer heuristics."""

@@ -20,6 +20,7 @@ from olla_solvers.place.methods import METHODS
 from olla_solvers.place.spans import spans_of
 from olla_solvers.plan import Placement, Span
 from olla_solvers.problem import Bytes
+from olla_solvers.progress import ProgressLog
 
 __all__ = ["METHODS", "place", "spans_of"]
 
@@ -75,8 +76,10 @@ def place(
     if capacity_bytes is not None:
         refuse_impossible(spans, capacity_bytes, effort)
     goal = bound if capacity_bytes is None else max(bound, capacity_bytes)
-    result = METHODS[method](Task(spans, bound, goal, capacity_bytes is not None, solver, effort))
+    log = ProgressLog(start, bound)
+    result = METHODS[method](Task(spans, bound, goal, capacity_bytes is not None, solver, effort, log))
     height = result.found.height_bytes
+    log.note(height, min(result.bound_bytes, height), result.found.method)
     if capacity_bytes is not None and height > capacity_bytes:
         if result.bound_bytes > capacity_bytes:
             refuse_proven(spans, capacity_bytes, when_compiled(effort))
@@ -92,4 +95,5 @@ def place(
         proved_by=result.proved_by,
         solver=result.report,
         seconds=time.monotonic() - start,
+        progress=log.improvements,
     )

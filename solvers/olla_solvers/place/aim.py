@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from olla_solvers.place.found import Found
 from olla_solvers.place.search import SearchResult, SearchStatus, compilation_seconds, search
 from olla_solvers.place.spans import unit_bytes
 from olla_solvers.plan import Span
 from olla_solvers.problem import Bytes
+from olla_solvers.progress import ProgressLog
 
 FIRST_SHARE = 0.5
 """Of the time and the work, for the search at the goal."""
@@ -72,6 +73,7 @@ class Task:
         is_capacity: whether heights above the goal are of no use.
         solver: ``auto``, ``none``, or the name of the integer program's solver.
         effort: what searching may cost.
+        log: where improvements are noted.
     """
 
     spans: Sequence[Span]
@@ -80,6 +82,7 @@ class Task:
     is_capacity: bool
     solver: str
     effort: Effort
+    log: ProgressLog = field(default_factory=lambda: ProgressLog(time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,7 @@ def close_gap(task: Task, known: Found, effort: Effort) -> Aimed:
             tried = (height // unit + 1) * unit
             if result.status is SearchStatus.INFEASIBLE:
                 bound = max(bound, tried)
+        task.log.note(known.height_bytes, min(bound, known.height_bytes), "search")
         if tried >= known.height_bytes or not effort.is_worth():
             break
         height = max(tried, (tried + known.height_bytes - unit) // 2 // unit * unit)

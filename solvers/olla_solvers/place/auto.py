@@ -59,7 +59,7 @@ def place_auto(task: Task) -> Result:
     """
     spans, bound, goal, effort = task.spans, task.bound_bytes, task.goal_bytes, task.effort
     named = task.solver not in ("auto", "none")
-    found = best_of_heuristics(spans, goal, last=_passes(task, named))
+    found = best_of_heuristics(spans, goal, last=_passes(task, named), log=task.log)
     result = Result(found, bound, "live bytes" if found.height_bytes == bound else None, SolverReport("none"))
     if named:
         # The named solver is a referee: it gets no better start than the heuristics, and half of the time.
@@ -100,7 +100,7 @@ def _with_search(task: Task, result: Result) -> Result:
     if not aimed.has_ended:
         better = aimed.found
         if not very_large:
-            better = best_of_heuristics(spans, goal, best=better, first=FIRST_PASSES)
+            better = best_of_heuristics(spans, goal, best=better, first=FIRST_PASSES, log=task.log)
         better, _ = improve_by_crowds(replace(task, bound_bytes=aimed.bound_bytes), better, effort)
         aimed = replace(aimed, found=better)
     proved_by = result.proved_by
@@ -112,6 +112,7 @@ def _with_search(task: Task, result: Result) -> Result:
 def _search_briefly(task: Task, known: Found, effort: Effort) -> tuple[Found, int]:
     """Try what settles most instances soon: few turns of the search, then the crowded times."""
     found, work = search_briefly(task, known, effort)
+    task.log.note(found.height_bytes, task.bound_bytes, found.method)
     found, more = improve_by_crowds(task, found, effort.less(work), FIRST_CROWDED)
     return found, work + more
 
@@ -124,6 +125,7 @@ def _with_program(task: Task, result: Result, effort: Effort) -> Result:
     else:
         found, report = solve_with(spans, known, bound, task.solver, effort.deadline)
     proven = max(bound, report.bound_bytes or 0)
+    task.log.note(found.height_bytes, min(proven, found.height_bytes), found.method)
     proved_by = result.proved_by
     if found.height_bytes == proven and proved_by is None:
         proved_by = "live bytes" if proven == task.bound_bytes else f"mip:{report.solver}"

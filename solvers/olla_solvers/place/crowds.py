@@ -100,6 +100,7 @@ def improve_by_crowds(
         for offsets in _around(placed, loads, task.bound_bytes):
             better = lower_of(known, Found.of(task.spans, offsets, "crowded times first"))
             known = better or known
+            task.log.note(known.height_bytes, task.bound_bytes, known.method)
             if known.height_bytes <= goal or effort.seconds() <= 0:
                 break
     return known, total

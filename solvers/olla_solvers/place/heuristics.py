@@ -15,6 +15,7 @@ from olla_solvers.place.greedy import by_size, greedy
 from olla_solvers.place.skyline import RULES, reversed_time, skyline
 from olla_solvers.plan import Span
 from olla_solvers.problem import Bytes, Offset
+from olla_solvers.progress import ProgressLog
 
 SEQUENCE = (
     ("longest lifetime", False),
@@ -34,7 +35,13 @@ SEQUENCE = (
 
 
 def best_of_heuristics(
-    spans: Sequence[Span], goal_bytes: Bytes, *, best: Found | None = None, first: int = 0, last: int = 99
+    spans: Sequence[Span],
+    goal_bytes: Bytes,
+    *,
+    best: Found | None = None,
+    first: int = 0,
+    last: int = 99,
+    log: ProgressLog | None = None,
 ) -> Found:
     """The lowest placement of the fast methods, or the first that reaches the goal.
 
@@ -44,6 +51,7 @@ def best_of_heuristics(
         best: what is known already.
         first: number of the pass to begin with.
         last: number of the pass to stop before.
+        log: where lower placements are noted.
 
     Returns:
         The best placement found or known.
@@ -52,7 +60,9 @@ def best_of_heuristics(
         if position >= last or (best is not None and best.height_bytes <= goal_bytes):
             break
         if position >= first:
-            best = lower_of(best, Found.of(spans, offsets(), method))
+            best = lower_of(best, Found.of(spans, offsets(), method)) or best
+            if log is not None and best is not None:
+                log.note(best.height_bytes, 0, best.method)
     return best or Found((), 0, "none")
 
 

@@ -54,7 +54,7 @@ def _unproven(task: Task, found: Found) -> Result:
 
 
 def _skylines(task: Task) -> Result:
-    return _unproven(task, best_of_heuristics(task.spans, task.goal_bytes))
+    return _unproven(task, best_of_heuristics(task.spans, task.goal_bytes, log=task.log))
 
 
 def _search(task: Task) -> Result:

@@ -237,7 +237,7 @@ def test_two_parameters_in_one_storage():
 def test_operators_that_raise_on_bad_data():
     model = Changed(lambda self, x: self.body(x) + torch.linalg.inv(self.square).sum())
     model.square = nn.Parameter(torch.eye(3))
-    refused(model, "_linalg_check_errors")
+    refused(model, "_linalg_check_errors.*inv_ex")
 
 
 @pytest.mark.parametrize("make", [sgd, optim.AdamW])

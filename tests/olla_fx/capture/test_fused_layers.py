@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import olla_fx
-from olla_fx import torch_compat
 from olla_fx.capture import Mode, StepRequest, capture
 from olla_fx.errors import CaptureError
+from olla_fx.torch_compat.tracing import any_overrides
 from tests.olla_fx.helpers import assert_same, check_inference
 
 aten = torch.ops.aten
@@ -126,8 +126,8 @@ def test_tensors_with_a_function_of_their_own_are_no_plain_ones():
             return super().__torch_function__(func, types, args, kwargs or {})
 
     plain = (torch.ones(1), nn.Parameter(torch.ones(1)), None, 1)
-    assert not torch_compat._any_overrides(plain)
-    assert torch_compat._any_overrides((*plain, torch.ones(1).as_subclass(Own)))
+    assert not any_overrides(plain)
+    assert any_overrides((*plain, torch.ones(1).as_subclass(Own)))
 
 
 @pytest.mark.parametrize("trained", [True, False])

@@ -1,0 +1,239 @@
+"""A figure of a paper as a table: its rows, its averages beside the paper's, Markdown and CSV.
+
+A row is what was measured of one model and batch, a dictionary. A column says how to get its figure from a
+row; where that is not to be had, the cell is empty and the row's ``error`` is listed below the table.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .citations import Citation
+
+Row = Mapping[str, Any]
+Cell = float | int | str | None
+
+NO_FIGURE = (KeyError, IndexError, TypeError, ZeroDivisionError)
+"""What is raised where a row lacks what a column is computed from."""
+
+ABOUT = {
+    "cpu": "CPU run: eager figures are recorded allocation traces (`recorded`: the step was run, kernels' "
+    "workspaces included; `dispatched`: followed on fake tensors, without workspaces), reserved bytes and "
+    "fragmentation are those of a model of the CUDA caching allocator fed with the trace. Nothing here was "
+    "measured on a GPU.",
+    "cuda": "CUDA run: eager figures are `torch.cuda`'s own statistics.",
+}
+"""Said in every table."""
+
+
+def at(path: str) -> Callable[[Row], Cell]:
+    """What takes a figure from a row: ``at("eager.live_bytes")``."""
+
+    def value(row: Row) -> Cell:
+        found: Any = row
+        for key in path.split("."):
+            found = found[key]
+        return found
+
+    return value
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column.
+
+    Attributes:
+        title: with the unit.
+        name: in the CSV file, with the unit.
+        value: from a row; may raise what :data:`NO_FIGURE` lists.
+        decimals: shown in the table; the CSV has all.
+    """
+
+    title: str
+    name: str
+    value: Callable[[Row], Cell]
+    decimals: int = 1
+
+    def of(self, row: Row) -> Cell:
+        """Its figure in a row; None where there is none."""
+        try:
+            return self.value(row)
+        except NO_FIGURE:
+            return None
+
+    def text(self, row: Row) -> str:
+        """Its figure for people."""
+        return _text(self.of(row), self.decimals)
+
+
+@dataclass(frozen=True)
+class Series:
+    """A column that is drawn, and averaged over the models of each batch size.
+
+    Attributes:
+        column: its name.
+        average: ``mean``, ``median`` or ``max``.
+        paper: what the paper has for it.
+        per_group: whether batch sizes are averaged apart.
+    """
+
+    column: str
+    average: str = "mean"
+    paper: tuple[Citation, ...] = ()
+    per_group: bool = True
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure or table of a paper.
+
+    Attributes:
+        key: such as ``olla-7``.
+        title: what it shows, and where it is in the paper.
+        kind: of the jobs that are its rows.
+        columns: after model and batch.
+        series: what is drawn and averaged.
+        unit: of the drawn columns.
+        notes: what the table's reader has to know.
+        logarithmic: whether it is drawn on a logarithmic scale.
+        curve: for anytime curves: the points of a row, (seconds, value).
+        references: what the paper has that no column has.
+    """
+
+    key: str
+    title: str
+    kind: str
+    columns: tuple[Column, ...]
+    series: tuple[Series, ...]
+    unit: str
+    notes: str = ""
+    logarithmic: bool = False
+    curve: Callable[[Row], list[tuple[float, float]]] | None = None
+    references: tuple[Citation, ...] = ()
+
+    def column(self, name: str) -> Column:
+        """A column by its name."""
+        return next(each for each in self.columns if each.name == name)
+
+
+@dataclass(frozen=True)
+class Average:
+    """A column averaged over models.
+
+    Attributes:
+        label: which average, and of which batch size.
+        column: what is averaged.
+        value: the average.
+        count: of how many models.
+        cited: what the paper has for it.
+    """
+
+    label: str
+    column: Column
+    value: float
+    count: int
+    cited: tuple[Citation, ...]
+
+
+AVERAGES: Mapping[str, Callable[[list[float]], float]] = {
+    "mean": statistics.mean,
+    "median": statistics.median,
+    "max": max,
+}
+
+
+def averages(figure: Figure, rows: Sequence[Row]) -> list[Average]:
+    """For every series and batch size of which anything was measured."""
+    found = []
+    for series in figure.series:
+        column = figure.column(series.column)
+        groups = sorted({row["group"] for row in rows}) if series.per_group else [None]
+        for group in groups:
+            values = [
+                value
+                for row in rows
+                if group is None or row["group"] == group
+                if isinstance(value := column.of(row), int | float)
+            ]
+            label = series.average if group is None else f"{series.average}, batch {group}"
+            cited = tuple(each for each in series.paper if each.group in (None, group))
+            if values:
+                found.append(Average(label, column, AVERAGES[series.average](values), len(values), cited))
+    return found
+
+
+def markdown(figure: Figure, rows: Sequence[Row], device: str) -> str:
+    """The figure as a table in Markdown: rows, averages, the paper's own figures, what is missing."""
+    shown = [each for each in figure.columns if any(each.of(row) is not None for row in rows)]
+    lines = [f"## {figure.title}", "", ABOUT[device], *(["", figure.notes] if figure.notes else []), ""]
+    lines += _table(
+        ["model", "batch", *(each.title for each in shown)],
+        [[row["model"], str(row["batch"]), *(each.text(row) for each in shown)] for row in rows],
+    )
+    lines += ["", *_table(["", "column", "here", "of models", "in the paper"], _average_lines(figure, rows))]
+    lines += [f"\nPaper: {each.words}: {each.value:g} ({each.where})." for each in figure.references]
+    failed = [row for row in rows if "error" in row]
+    lines += [f"\nNot measured: {row['model']} {row['batch']}: {row['error']}" for row in failed]
+    return "\n".join(lines) + "\n"
+
+
+def _average_lines(figure: Figure, rows: Sequence[Row]) -> list[list[str]]:
+    return [
+        [
+            each.label,
+            each.column.title,
+            _text(each.value, each.column.decimals),
+            str(each.count),
+            "; ".join(
+                f"{one.value:g} ({', '.join(filter(None, (one.words, one.where)))})" for one in each.cited
+            )
+            or "-",
+        ]
+        for each in averages(figure, rows)
+    ]
+
+
+def _table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    rows = [titles, ["---"] * len(titles), *lines]
+    return [f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |" for cells in rows]
+
+
+def csv_text(figure: Figure, rows: Sequence[Row], device: str) -> str:
+    """The figure as comma-separated values: a row a model and batch."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["device", "model", "batch", *(each.name for each in figure.columns), "error"])
+    for row in rows:
+        cells = ["" if (cell := each.of(row)) is None else cell for each in figure.columns]
+        writer.writerow([device, row["model"], row["batch"], *cells, row.get("error", "")])
+    return stream.getvalue()
+
+
+def curves_csv(figure: Figure, rows: Sequence[Row], device: str) -> str:
+    """The points of anytime curves."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["device", "model", "batch", "seconds", figure.unit])
+    for row in rows:
+        for seconds, value in points(figure, row):
+            writer.writerow([device, row["model"], row["batch"], seconds, value])
+    return stream.getvalue()
+
+
+def points(figure: Figure, row: Row) -> list[tuple[float, float]]:
+    """A row's anytime curve; empty where there is none."""
+    try:
+        return figure.curve(row) if figure.curve else []
+    except NO_FIGURE:
+        return []
+
+
+def _text(value: Cell, decimals: int) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else f"{value:,.{decimals}f}"

@@ -1,0 +1,211 @@
+"""Takes one measurement, in the process that it is called in."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from ordering import TOKENS
+from stopwatch import load_search, paired
+
+import olla_fx
+from olla_fx.baseline import BaselineSource
+from olla_fx.models import ModelCase, build_model, optimizer_by_name
+from olla_fx.plan import Plan
+from olla_solvers.place import place
+from olla_solvers.progress import Improvement
+
+from . import traces
+from .allocation import allocation_times
+from .baselines import Needed, compiled_step, measured, measured_on_cuda, needed_of_events
+from .jobs import Job
+
+PAIRS = 3
+"""Of eager and planned steps that are timed."""
+
+ENOUGH_SECONDS = 60.0
+"""No further pair is timed after as many."""
+
+
+def measure(job: Job) -> dict[str, Any]:
+    """Take a measurement.
+
+    Args:
+        job: what to measure.
+
+    Returns:
+        Figures by name, ready for JSON.
+    """
+    kinds: dict[str, Callable[[Job], dict[str, Any]]] = {
+        "step": _measure_step,
+        "eager": _measure_eager,
+        "inductor": _measure_inductor,
+        "loop": _measure_loop,
+        "pool": _measure_pool,
+    }
+    return {**kinds[job.kind](job), "versions": versions(job.device)}
+
+
+def versions(device: str) -> dict[str, str]:
+    """Machine and libraries, for the record."""
+    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    if device == "cuda":
+        found |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+    return found
+
+
+def _build(job: Job) -> tuple[ModelCase, torch.optim.Optimizer | None]:
+    case = build_model(
+        job.model_name, batch_size=job.batch, tokens=TOKENS, train=job.train, device=job.device
+    )
+    return case, optimizer_by_name("sgd", case.model.parameters()) if job.train else None
+
+
+def _measure_step(job: Job) -> dict[str, Any]:
+    """OLLA's figures: what eager needs, what the plan needs, and the seconds of everything."""
+    load_search()
+    case, optimizer = _build(job)
+    events, eager = _eager(job, case, optimizer)
+    before = torch.cuda.memory_allocated() if job.device == "cuda" else 0
+    step = _optimize(job, case, optimizer)
+    figures = {"eager": eager.to_json()}
+    if eager.source != BaselineSource.DISPATCHED:
+        step(*case.inputs)  # recorded, and planned again with the kernels' workspaces
+    if job.device == "cuda":
+        figures["planned"] = measured_on_cuda(lambda: step(*case.inputs), before).to_json()
+    times = allocation_times(events, job.device)
+    figures["allocation"] = {
+        "requests": times.requests,
+        "stock_seconds": times.stock_seconds,
+        "served_seconds": times.served_seconds,
+    }
+    return {**figures, **_plan_figures(step.plan), "binding": step.binding.value}
+
+
+def _eager(
+    job: Job, case: ModelCase, optimizer: torch.optim.Optimizer | None, *, run: bool = True
+) -> tuple[tuple[Any, ...], Needed]:
+    """An eager step's requests, and what they need."""
+    if job.device == "cpu":
+        events, source = traces.trace(case, optimizer, run=run)
+        return events, needed_of_events(events, source)
+    needed = measured(traces.eager_step(case, optimizer), job.device)
+    return traces.followed(case, optimizer), needed
+
+
+def _optimize(job: Job, case: ModelCase, optimizer: torch.optim.Optimizer | None) -> olla_fx.PlannedModule:
+    return olla_fx.optimize(
+        case.model,
+        case.inputs,
+        loss_fn=case.loss_fn,
+        optimizer=optimizer,
+        solver=job.solver,
+        time_limit=job.time_limit,
+    )
+
+
+def _plan_figures(plan: Plan) -> dict[str, Any]:
+    """What the figures take from a plan."""
+    provenance = plan.provenance
+    return {
+        "operators": len(plan.order),
+        "arrays": len(plan.offsets),
+        "static_bytes": plan.static_bytes,
+        "output_bytes": plan.output_bytes,
+        "workspace_bytes": plan.workspace_bytes,
+        "peak_bytes": plan.peak_bytes,
+        "lower_bound_bytes": plan.lower_bound_bytes,
+        "buffer_bytes": plan.buffer_bytes,
+        "fragmentation": plan.fragmentation,
+        "timings": dict(plan.timings),
+        "order_found_by": provenance.order_found_by,
+        "order_proved_by": provenance.order_proved_by,
+        "place_found_by": provenance.place_found_by,
+        "place_proved_by": provenance.place_proved_by,
+        "order_progress": [_point(each) for each in plan.memory.progress["order"]],
+        "place_progress": [_point(each) for each in plan.memory.progress["place"]],
+    }
+
+
+def _point(improvement: Improvement) -> list[Any]:
+    return [improvement.seconds, improvement.value_bytes, improvement.bound_bytes, improvement.method]
+
+
+def _measure_eager(job: Job) -> dict[str, Any]:
+    """The same eager step under other settings of the allocator, which this process was started with."""
+    case, optimizer = _build(job)
+    return {"needed": measured(traces.eager_step(case, optimizer), job.device).to_json()}
+
+
+def _measure_inductor(job: Job) -> dict[str, Any]:
+    case, optimizer = _build(job)
+    if optimizer is None:
+        raise ValueError("the compiled step is a training step")
+    return {"needed": measured(compiled_step(case, optimizer), job.device).to_json()}
+
+
+def _measure_loop(job: Job) -> dict[str, Any]:
+    """Sekiyama's figures: the requests as eager makes them, at planned addresses; and the time of a step."""
+    load_search()
+    case, optimizer = _build(job)
+    events, eager = _eager(job, case, optimizer, run=job.timed)
+    spans = traces.spans_of(events, 64)
+    figures = {
+        "eager": eager.to_json(),
+        "requests": len(spans),
+        "skyline_bytes": place(spans, method="skyline").height_bytes,
+        "skyline_seconds": place(spans, method="skyline").seconds,
+        "placed_bytes": place(spans, solver=job.solver, time_limit=job.time_limit).height_bytes,
+    }
+    step = _optimize(job, case, optimizer)
+    if job.timed and eager.source != BaselineSource.DISPATCHED:
+        figures |= _times(case, optimizer, step)
+    return {**figures, **_plan_figures(step.plan)}
+
+
+def _times(
+    case: ModelCase, optimizer: torch.optim.Optimizer | None, step: olla_fx.PlannedModule
+) -> dict[str, float]:
+    """Seconds of an eager step, which has run before, and of a planned step: medians of pairs."""
+    eager = traces.eager_step(case, optimizer)
+
+    def run(once: Callable[[], object]) -> Callable[[], None]:
+        def wait() -> None:
+            once()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+
+        return wait
+
+    runs = run(eager), run(lambda: step(*case.inputs))
+    runs[1]()  # recorded, and planned again
+    pairs: list[tuple[float, float]] = []
+    while len(pairs) < PAIRS and sum(map(sum, pairs)) < ENOUGH_SECONDS:
+        pairs.append(paired(*runs, len(pairs) % 2 == 0))
+    return {
+        "eager_seconds": statistics.median(each for each, _ in pairs),
+        "planned_seconds": statistics.median(each for _, each in pairs),
+    }
+
+
+def _measure_pool(job: Job) -> dict[str, Any]:
+    """SmartPool's table: one iteration's requests, placed by several methods, over their peak load."""
+    load_search()
+    case, optimizer = _build(job)
+    events, eager = _eager(job, case, optimizer, run=False)
+    spans = traces.spans_of(events)
+    heights = {
+        method: place(spans, method=method).height_bytes
+        for method in ("size-first-fit", "size-best-fit", "skyline", "auto")
+    }
+    static = sum(each.nbytes for each in [*case.model.parameters(), *case.model.buffers()])
+    return {
+        "eager": eager.to_json(),
+        "load_bytes": traces.live_peak_bytes(events),
+        "requests": len(spans),
+        "heights": heights,
+        "static_bytes": static,
+    }

@@ -1,0 +1,96 @@
+"""Draws the figures: bars a model, or anytime curves, with the paper's averages as dashed lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .figure import Figure, Row, points
+
+INSTALL = "pip install 'olla-fx[plot]'"
+
+
+def can_plot() -> bool:
+    """Whether matplotlib is installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def plot(figure: Figure, rows: Sequence[Row], device: str, path: Path) -> None:
+    """Draw a figure into an image file.
+
+    Args:
+        figure: what to draw.
+        rows: its rows; those without figures are left out.
+        device: ``cpu`` or ``cuda``, said in the title.
+        path: its suffix chooses the format.
+
+    Raises:
+        ImportError: when matplotlib is not installed.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+
+    canvas = Canvas(figsize=(13, 6), layout="constrained")
+    FigureCanvasAgg(canvas)
+    axes = canvas.add_subplot()
+    what = "CPU: recorded traces, model of the caching allocator" if device == "cpu" else "CUDA, measured"
+    axes.set_title(f"{figure.title}\n({what})")
+    if figure.curve:
+        _draw_curves(axes, figure, rows)
+    else:
+        _draw_bars(axes, figure, rows)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="small", ncols=2)
+    canvas.savefig(path, dpi=120)
+
+
+def _draw_bars(axes: Any, figure: Figure, rows: Sequence[Row]) -> None:
+    """One group of bars a row for what is averaged."""
+    drawn = list({series.column: series for series in figure.series}.values())
+    width = 0.8 / max(1, len(drawn))
+    for number, series in enumerate(drawn):
+        column = figure.column(series.column)
+        values = [column.of(row) for row in rows]
+        places = [at + width * (number - (len(drawn) - 1) / 2) for at in range(len(rows))]
+        bars = [(place, value) for place, value in zip(places, values, strict=True) if value is not None]
+        axes.bar([at for at, _ in bars], [value for _, value in bars], width, label=column.title)
+    _draw_references(axes.axhline, figure)
+    axes.set_xticks(range(len(rows)), [f"{row['model']} {row['batch']}" for row in rows], rotation=75)
+    axes.set_ylabel(figure.unit)
+    if figure.logarithmic:
+        axes.set_yscale("log")
+    elif "ratio" in figure.unit or "/" in figure.unit:
+        axes.axhline(1, color="black", linewidth=0.8)
+
+
+def _draw_references(line: Callable[..., Any], figure: Figure) -> None:
+    """What the paper has, as dashed lines."""
+    cited = dict.fromkeys(each for series in figure.series for each in (*series.paper, *figure.references))
+    for number, each in enumerate(cited):
+        group = "" if each.group is None else f", batch {each.group}"
+        line(
+            each.value, color=f"C{number + 5}", linestyle="--", linewidth=1,
+            label=f"paper, {each.words}{group}: {each.value:g}",
+        )  # fmt: skip
+
+
+def _draw_curves(axes: Any, figure: Figure, rows: Sequence[Row]) -> None:
+    """Steps over time, on a logarithmic axis; curves that never change would only hide the others."""
+    for row in rows:
+        found = points(figure, row)
+        if len(found) < 2:
+            continue
+        found = [*found, (max(found[-1][0] * 1.5, found[-1][0] + 1e-3), found[-1][1])]
+        axes.step(
+            [seconds for seconds, _ in found], [value for _, value in found], where="post",
+            label=f"{row['model']} {row['batch']}",
+        )  # fmt: skip
+    _draw_references(axes.axvline, figure)
+    axes.set_xscale("log")
+    axes.set_xlabel("seconds")
+    axes.set_ylabel(figure.unit)

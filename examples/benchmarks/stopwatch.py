@@ -1,0 +1,41 @@
+"""Timing in pairs, and what has to be loaded before anything is timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from olla_solvers.place import place
+from olla_solvers.plan import Span
+
+RESAMPLES = 5000
+
+CROSSED = (Span("a", 2, 4, 1), Span("b", 3, 5, 3), Span("c", 1, 3, 1))
+"""Spans that first fit places above the bound, so that the search runs."""
+
+
+def load_search() -> None:
+    """Compile the placement search, or load it: what is timed later then is searching alone."""
+    place(CROSSED, method="search")
+
+
+def paired(
+    eager: Callable[[], object], planned: Callable[[], object], eager_first: bool
+) -> tuple[float, float]:
+    """Seconds of an eager and a planned step, one right after the other."""
+    times = {}
+    for run in (eager, planned) if eager_first else (planned, eager):
+        started = time.perf_counter()
+        run()
+        times[run] = time.perf_counter() - started
+    return times[eager], times[planned]
+
+
+def bootstrap_interval(ratios: np.ndarray) -> tuple[float, float]:
+    """The 95 % interval of the median."""
+    generator = np.random.default_rng(0)
+    samples = generator.choice(ratios, (RESAMPLES, len(ratios)))
+    low, high = np.percentile(np.median(samples, axis=1), [2.5, 97.5])
+    return float(low), float(high)

@@ -1,0 +1,87 @@
+"""The one door to PyTorch's private interfaces.
+
+Everything that PyTorch does not promise to keep is used here and nowhere else, so that a new release
+needs one folder read. Tested with the releases between ``OLDEST_TESTED`` and ``NEWEST_TESTED``.
+"""
+
+from olla_fx.torch_compat.dynamo import run_unplanned
+from olla_fx.torch_compat.fake import (
+    DATA_DEPENDENT_ERRORS,
+    assume_sign,
+    new_fake_mode,
+    quiet_fake_tensors,
+)
+from olla_fx.torch_compat.hooks import (
+    has_optimizer_pre_hooks,
+    initialize_optimizer_state,
+    module_hooks,
+    note_optimizer_stepped,
+    optimizer_step_function,
+    run_optimizer_post_hooks,
+    tensor_hooks,
+)
+from olla_fx.torch_compat.patches import (
+    attribute_reads,
+    seeding_replaced,
+)
+from olla_fx.torch_compat.state import (
+    autocast_state,
+    below_autograd,
+    graph_is_kept,
+    in_backward,
+    is_observed,
+    kernel_settings,
+    real_random_number,
+    real_tensors,
+    saved_tensor_hooks_in_traces,
+)
+from olla_fx.torch_compat.tensors import (
+    UNINITIALIZED,
+    OpOverload,
+    TorchDispatchMode,
+    pytree,
+    storage_key,
+    tensor_dictionary,
+)
+from olla_fx.torch_compat.tracing import trace_functional
+from olla_fx.torch_compat.versions import (
+    NEWEST_TESTED,
+    OLDEST_TESTED,
+    warn_if_newer_than_tested,
+)
+
+__all__ = [
+    "DATA_DEPENDENT_ERRORS",
+    "NEWEST_TESTED",
+    "OLDEST_TESTED",
+    "UNINITIALIZED",
+    "OpOverload",
+    "TorchDispatchMode",
+    "assume_sign",
+    "attribute_reads",
+    "autocast_state",
+    "below_autograd",
+    "graph_is_kept",
+    "has_optimizer_pre_hooks",
+    "in_backward",
+    "initialize_optimizer_state",
+    "is_observed",
+    "kernel_settings",
+    "module_hooks",
+    "new_fake_mode",
+    "note_optimizer_stepped",
+    "optimizer_step_function",
+    "pytree",
+    "quiet_fake_tensors",
+    "real_random_number",
+    "real_tensors",
+    "run_optimizer_post_hooks",
+    "run_unplanned",
+    "saved_tensor_hooks_in_traces",
+    "seeding_replaced",
+    "storage_key",
+    "tensor_dictionary",
+    "tensor_hooks",
+    "trace_functional",
+    "warn_if_newer_than_tested",
+]

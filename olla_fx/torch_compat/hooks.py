@@ -1,0 +1,75 @@
+"""Hooks of modules, tensors and optimizers, and the optimizers' inner functions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules.module import (
+    _global_backward_hooks,
+    _global_backward_pre_hooks,
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
+)
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+_GLOBAL_HOOKS = (
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
+    _global_backward_hooks,
+    _global_backward_pre_hooks,
+)
+
+_HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def module_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
+    """All forward and backward hooks that run for one module, global ones included."""
+    tables = (*_GLOBAL_HOOKS, *map(module.__dict__.__getitem__, _HOOK_TABLES))
+    if not any(tables):
+        return []
+    return [hook for table in tables for hook in table.values()]
+
+
+def tensor_hooks(tensor: torch.Tensor) -> bool:
+    """Whether gradient hooks hang on a tensor."""
+    return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
+def has_optimizer_pre_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether hooks would run before ``optimizer.step`` reads the gradients."""
+    return bool(optimizer._optimizer_step_pre_hooks) or bool(_global_optimizer_pre_hooks)
+
+
+def run_optimizer_post_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Run the hooks that ``optimizer.step`` runs last."""
+    hooks = (
+        *optimizer._optimizer_step_post_hooks.values(),
+        *_global_optimizer_post_hooks.values(),
+    )
+    for hook in hooks:
+        hook(optimizer, (), {})
+
+
+def note_optimizer_stepped(optimizer: torch.optim.Optimizer) -> None:
+    """Tell learning-rate schedulers that the optimizer has stepped, as its wrapped ``step`` would."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def optimizer_step_function(optimizer_type: type[torch.optim.Optimizer]) -> Callable[..., Any]:
+    """``step`` of an optimizer class without profiler, hook and scheduler wrappers."""
+    step: Callable[..., Any] = inspect.unwrap(optimizer_type.step)
+    return step
+
+
+def initialize_optimizer_state(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+    """Create the state of a group's parameters as ``optimizer.step`` itself would.
+
+    Every optimizer of ``torch.optim`` fills lists that its step works on in ``_init_group`` and creates
+    missing state on the way; the lists are thrown away here.
+    """
+    init_group: Callable[..., Any] = optimizer._init_group  # type: ignore[attr-defined]
+    lists: list[list[Any]] = [[] for _ in range(len(inspect.signature(init_group).parameters) - 1)]
+    init_group(group, *lists)

@@ -1,0 +1,87 @@
+"""The thread's state: modes, autograd's engine, autocast, and the settings by which kernels are chosen."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch.utils import _python_dispatch
+
+
+def below_autograd() -> contextlib.AbstractContextManager[None]:
+    """Within it, operators skip autograd, although gradients may be enabled."""
+    guard: contextlib.AbstractContextManager[None] = torch._C._AutoDispatchBelowAutograd()
+    return guard
+
+
+@contextlib.contextmanager
+def real_tensors() -> Iterator[None]:
+    """Within it, operators compute on real tensors, whatever modes are on."""
+    with _python_dispatch._disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():
+        yield
+
+
+def real_random_number() -> int:
+    """A number from the real default generator, which it advances, drawn beneath all modes of tracing."""
+    with real_tensors():
+        return int(torch.randint(1 << 62, ()))
+
+
+def is_observed() -> bool:
+    """Whether a dispatch mode watches this thread: fake tensors, tracing, or a counter of the caller's."""
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
+def in_backward() -> bool:
+    """Whether autograd's engine is running on this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def graph_is_kept() -> bool:
+    """Within a backward: whether the caller passed ``retain_graph=True``."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+@contextlib.contextmanager
+def saved_tensor_hooks_in_traces() -> Iterator[None]:
+    """Let saved-tensor hooks, by which checkpointing works, act while tracing."""
+    before = torch._C._autograd._saved_tensors_hooks_set_tracing(False)
+    try:
+        yield
+    finally:
+        torch._C._autograd._saved_tensors_hooks_set_tracing(before)
+
+
+def autocast_state(device: torch.device) -> tuple[bool, torch.dtype, bool]:
+    """Whether autocast is on for a device's type, to which dtype, and whether it keeps what it casts."""
+    enabled = torch.is_autocast_enabled(device.type)
+    return enabled, torch.get_autocast_dtype(device.type), torch.is_autocast_cache_enabled()
+
+
+def kernel_settings() -> tuple[object, ...]:
+    """What decides which kernels run and which memory they request, beside their inputs."""
+    settings = (
+        torch.get_num_threads(),
+        torch.backends.mkldnn.enabled,
+        torch.backends.mha.get_fastpath_enabled(),
+        torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
+        torch.backends.cuda.mem_efficient_sdp_enabled(),  # type: ignore[no-untyped-call]
+        torch.backends.cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
+        torch.backends.cuda.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call]
+        torch.are_deterministic_algorithms_enabled(),
+    )
+    return settings if torch.version.cuda is None else settings + _cuda_kernel_settings()
+
+
+def _cuda_kernel_settings() -> tuple[object, ...]:
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    return (
+        cudnn.enabled,
+        cudnn.benchmark,
+        cudnn.deterministic,
+        cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
+        products.fp32_precision,
+        products.allow_fp16_reduced_precision_reduction,
+        products.allow_bf16_reduced_precision_reduction,
+    )

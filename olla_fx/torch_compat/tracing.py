@@ -1,0 +1,99 @@
+"""Traces a function by AOTAutograd into one functional graph, as eager would compute it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch import aot_autograd as _aot_autograd
+from torch._functorch._aot_autograd import graph_compile as _graph_compile
+from torch.nn.modules import activation as _activation
+
+from olla_fx.torch_compat.composite import composite_operators_as_in_eager
+from olla_fx.torch_compat.patches import PATCHING
+
+_TENSORIFY = "tensorify_python_scalars"
+
+
+def trace_functional(
+    function: Callable[..., Any], arguments: Sequence[Any], fake_mode: Any
+) -> fx.GraphModule:
+    """Trace ``function(*arguments)`` into one functional ATen graph, nothing being computed.
+
+    AOTAutograd functionalises the function and appends one ``copy_`` for every mutated argument
+    (``keep_inference_input_mutations``). It is compiled as an inference graph: differentiation happens
+    inside the function.
+
+    Args:
+        function: takes and returns pytrees of tensors.
+        arguments: pytrees of fake tensors of ``fake_mode``; no tensor occurs twice.
+        fake_mode: from :func:`new_fake_mode`.
+
+    Returns:
+        The graph, with one placeholder for every tensor of ``arguments`` in flattening order.
+    """
+    graphs: list[fx.GraphModule] = []
+
+    def keep(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule:
+        graphs.append(gm)
+        return gm
+
+    traced = _aot_autograd.aot_function(
+        function,
+        fw_compiler=keep,
+        inference_compiler=keep,
+        keep_inference_input_mutations=True,
+    )
+    with (
+        torch.no_grad(),
+        fake_mode,
+        _scalars_left_as_python_numbers(),
+        composite_operators_as_in_eager(),
+        _fused_inference_layers(),
+    ):
+        traced(*arguments)
+    return graphs[0]
+
+
+@contextlib.contextmanager
+def _scalars_left_as_python_numbers() -> Iterator[None]:
+    """Keep AOTAutograd from turning Python float arithmetic into tensor arithmetic.
+
+    ``tensorify_python_scalars`` rewrites ``x * lr`` into operators on 0-dim float64 tensors rounded to
+    float32 on the way, which is not what eager computes.
+    """
+    with PATCHING:
+        original = getattr(_graph_compile, _TENSORIFY)
+        setattr(_graph_compile, _TENSORIFY, lambda *_: None)
+        try:
+            yield
+        finally:
+            setattr(_graph_compile, _TENSORIFY, original)
+
+
+@contextlib.contextmanager
+def _fused_inference_layers() -> Iterator[None]:
+    """Let transformer layers take their fused path while tracing, as they do in eager inference.
+
+    They leave it when they see a tracer: by its dispatch mode, or by its function mode, which makes
+    ``torch.overrides.has_torch_function`` true of plain tensors.
+    """
+    with PATCHING:
+        saved = torch.overrides.has_torch_function, _activation._is_make_fx_tracing
+        torch.overrides.has_torch_function = any_overrides  # type: ignore[assignment]
+        _activation._is_make_fx_tracing = lambda: False
+        try:
+            yield
+        finally:
+            torch.overrides.has_torch_function, _activation._is_make_fx_tracing = saved
+
+
+def any_overrides(arguments: Sequence[object]) -> bool:
+    """Whether a tensor's class has a ``__torch_function__`` of its own."""
+    inherited: Any = torch.Tensor.__torch_function__
+    plain = (inherited.__func__, torch._C._disabled_torch_function_impl)
+    methods = (getattr(type(each), "__torch_function__", None) for each in arguments)
+    return any(method is not None and getattr(method, "__func__", method) not in plain for method in methods)

@@ -1,0 +1,68 @@
+"""Notes when a planner finds something better: the anytime curves of OLLA figures 10 and 12.
+
+A planner's answer is one value to make small and one bound on it. Whoever finds a smaller value or proves a
+larger bound notes it; what is no better than before is not kept, so the notes are two monotone curves over
+time. Noting changes nothing about the search.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from olla_solvers.problem import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Improvement:
+    """The state of a search after it found or proved something.
+
+    Attributes:
+        seconds: wall-clock time since the stage began.
+        value_bytes: the best peak or height so far.
+        bound_bytes: proven so far: no answer is smaller.
+        method: what improved it.
+    """
+
+    seconds: float
+    value_bytes: Bytes
+    bound_bytes: Bytes
+    method: str
+
+
+class ProgressLog:
+    """Collects the improvements of one run of a planner."""
+
+    def __init__(self, start: float, bound_bytes: Bytes = 0) -> None:
+        """Begin.
+
+        Args:
+            start: when the stage began, on the monotonic clock.
+            bound_bytes: what is proven before anything was tried.
+        """
+        self._start = start
+        self._bound_bytes = bound_bytes
+        self._improvements: list[Improvement] = []
+
+    def note(self, value_bytes: Bytes, bound_bytes: Bytes, method: str) -> None:
+        """Keep a value and a bound if either is better than before.
+
+        Args:
+            value_bytes: of the best answer that the caller knows.
+            bound_bytes: the best bound that the caller knows.
+            method: what found or proved it.
+        """
+        bound_bytes = max(bound_bytes, self._bound_bytes)
+        if self._improvements:
+            last = self._improvements[-1]
+            value_bytes = min(value_bytes, last.value_bytes)
+            bound_bytes = max(bound_bytes, last.bound_bytes)
+            if (value_bytes, bound_bytes) == (last.value_bytes, last.bound_bytes):
+                return
+        seconds = time.monotonic() - self._start
+        self._improvements.append(Improvement(seconds, value_bytes, bound_bytes, method))
+
+    @property
+    def improvements(self) -> tuple[Improvement, ...]:
+        """What was noted, in order."""
+        return tuple(self._improvements)
