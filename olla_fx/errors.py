@@ -6,7 +6,9 @@ from olla_solvers.errors import OllaError
 
 __all__ = [
     "BackwardError",
+    "BufferMemoryError",
     "CaptureError",
+    "DeviceError",
     "ModelLookupError",
     "OllaError",
     "RecordingError",
@@ -34,6 +36,14 @@ class StepModeError(OllaError, RuntimeError):
 
 class BackwardError(OllaError, RuntimeError):
     """A backward of a planned module cannot run: says why, and what to do."""
+
+
+class BufferMemoryError(OllaError, MemoryError):
+    """The device has not enough free memory for the planned buffer."""
+
+
+class DeviceError(OllaError, RuntimeError):
+    """A device was asked for that is not there."""
 
 
 class RecordingError(OllaError, ValueError):

@@ -57,15 +57,15 @@ def allocation_times(events: Sequence[AllocationEvent], device: str) -> Allocati
     return AllocationTimes(count, stock, min(_served(program, requests) for _ in range(REPETITIONS)))
 
 
-def _program(events: Sequence[AllocationEvent]) -> arena.CpuArena:
+def _program(events: Sequence[AllocationEvent]) -> arena.Arena:
     """A buffer in which every block has its place; its memory is never touched."""
-    placement = place(spans_of(events, arena.ALIGNMENT_BYTES), method="birth-first-fit")
+    placement = place(spans_of(events, arena.alignment_of(torch.device("cpu"))), method="birth-first-fit")
     sizes = [each.size_bytes for each in events if each.kind is EventKind.ALLOC]
     planned = [
         arena.PlannedRequest(0, ordinal, size, offset)
         for ordinal, (size, offset) in enumerate(zip(sizes, placement.offsets, strict=True))
     ]
-    return arena.CpuArena(arena.CpuBuffer(placement.height_bytes), 1, planned)
+    return arena.Arena(arena.Buffer(placement.height_bytes), 1, planned)
 
 
 def _replay(requests: Sequence[Request], device: str = "cpu") -> float:
@@ -82,7 +82,7 @@ def _replay(requests: Sequence[Request], device: str = "cpu") -> float:
     return seconds
 
 
-def _served(program: arena.CpuArena, requests: Sequence[Request]) -> float:
+def _served(program: arena.Arena, requests: Sequence[Request]) -> float:
     with program.region():
         program.begin_operator(0)
         seconds = _replay(requests)
