@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+
 from olla_solvers.errors import OllaError
 
 __all__ = [
     "BackwardError",
     "CaptureError",
     "ModelLookupError",
+    "NotPicklableError",
     "OllaError",
     "RecordingError",
     "StepInputError",
@@ -34,6 +37,10 @@ class StepModeError(OllaError, RuntimeError):
 
 class BackwardError(OllaError, RuntimeError):
     """A backward of a planned module cannot run: says why, and what to do."""
+
+
+class NotPicklableError(OllaError, pickle.PicklingError):
+    """A planned module holds something that no other process could find again."""
 
 
 class RecordingError(OllaError, ValueError):
