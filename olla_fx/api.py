@@ -45,6 +45,7 @@ def optimize(
     clip_grad_norm: float | None = None,
     clip_grad_value: float | None = None,
     most_plans: int = MOST_PLANS,
+    cuda_graph: bool = False,
 ) -> PlannedModule:
     """Plan a model's step and return a module that runs it in one buffer.
 
@@ -66,6 +67,9 @@ def optimize(
         clip_grad_norm: of a whole training step: scale the trained parameters' gradients down to this norm.
         clip_grad_value: of a whole training step: limit each element of the gradients to this magnitude.
         most_plans: how many kinds of calls (shapes of inputs, mostly) to keep plans for.
+        cuda_graph: launch the settled step as one CUDA graph. A graph bakes Python's numbers, so optimizers
+            other than SGD need ``capturable=True`` and a tensor as learning rate. Where capturing fails,
+            the step runs without one and says why.
 
     Returns:
         A module that shares the model's parameters and ``state_dict`` keys. With ``loss_fn`` and
@@ -84,7 +88,8 @@ def optimize(
     if optimizer is not None:
         warn_about_fused(optimizer)
 
-    return PlannedModule(request, plan_options(solver=solver, time_limit=time_limit), most_plans)
+    options = plan_options(solver=solver, time_limit=time_limit)
+    return PlannedModule(request, options, most_plans, cuda_graph)
 
 
 def plan(

@@ -20,12 +20,10 @@ import torch
 from torch import fx
 
 from olla_fx import torch_compat
+from olla_fx.arena import alignment_of
 from olla_fx.errors import CaptureError
 from olla_fx.torch_compat import pytree, storage_key
 from olla_solvers.problem import Array, ArrayKind, Operator, Problem
-
-CPU_ALIGNMENT_BYTES = 64
-CUDA_ALIGNMENT_BYTES = 512
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Dataflow:
         problem: operators in captured order.
         operators: the node of each operator.
         produced: for each operator, the array index of each of its flattened results; None for a result
-            that is no tensor or lives in another operator's storage.
+            that is no tensor, lives in another operator's storage, or on another device.
         storage_bytes: each array's size before rounding.
         alignment_bytes: what sizes are rounded up to.
         device: where the graph runs.
@@ -50,11 +48,6 @@ class Dataflow:
     storage_bytes: tuple[int, ...]
     alignment_bytes: int
     device: torch.device
-
-
-def alignment_of(device: torch.device) -> int:
-    """The alignment that the device's stock allocator gives, in bytes."""
-    return CUDA_ALIGNMENT_BYTES if device.type == "cuda" else CPU_ALIGNMENT_BYTES
 
 
 def rounded(size_bytes: int, alignment_bytes: int) -> int:
@@ -145,6 +138,7 @@ class _Storage:
     users: set[int]
     last_writer: int | None
     readers_since_write: set[int]
+    on_device: bool
     is_output: bool = False
 
 
@@ -208,7 +202,10 @@ class _Builder:
                 f"the model has shapes that depend on the values of its tensors (of {name}: a mask or "
                 "nonzero, say), so no plan fits every step. Use torch.where or fixed shapes"
             )
-        self.storages[key] = _Storage(name, leaf.untyped_storage().nbytes(), producer, set(), producer, set())
+        # Numbers for the host (an optimizer's count of steps) take no memory of the device.
+        on_device = leaf.device.type == self.device.type
+        size_bytes = leaf.untyped_storage().nbytes() if on_device else 0
+        self.storages[key] = _Storage(name, size_bytes, producer, set(), producer, set(), on_device)
 
     def _add_operator(self, node: fx.Node) -> None:
         index = len(self.operators)
@@ -264,7 +261,7 @@ class _Builder:
                 self._new_storage(key, name, leaf, index)
             elif key is not None and self.storages[key].producer != index:
                 key = None
-            results.append(key)
+            results.append(key if key is not None and self.storages[key].on_device else None)
         self.results.append(results)
 
     def finish(self) -> Dataflow:

@@ -8,7 +8,9 @@ from olla_solvers.errors import OllaError
 
 __all__ = [
     "BackwardError",
+    "BufferMemoryError",
     "CaptureError",
+    "DeviceError",
     "ModelLookupError",
     "NotPicklableError",
     "OllaError",
@@ -41,6 +43,14 @@ class BackwardError(OllaError, RuntimeError):
 
 class NotPicklableError(OllaError, pickle.PicklingError):
     """A planned module holds something that no other process could find again."""
+
+
+class BufferMemoryError(OllaError, MemoryError):
+    """The device has not enough free memory for the planned buffer."""
+
+
+class DeviceError(OllaError, RuntimeError):
+    """A device was asked for that is not there."""
 
 
 class RecordingError(OllaError, ValueError):

@@ -12,7 +12,9 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from olla_fx.arena import ALIGNMENT_BYTES, AllocationEvent, record_events
+import torch
+
+from olla_fx.arena import AllocationEvent, alignment_of, record_events
 from olla_fx.baseline import Baseline, baseline_from_events
 from olla_fx.dataflow import rounded
 from olla_fx.errors import RecordingError
@@ -74,8 +76,9 @@ class Recording:
                 f"no iteration was found in {len(self.events)} requests and frees: record at least four "
                 "steps of the loop, with inputs of one shape"
             )
+        alignment_bytes = alignment_of(torch.device("cpu"))
         spans = [
-            replace(each, size_bytes=rounded(each.size_bytes, ALIGNMENT_BYTES), alignment=ALIGNMENT_BYTES)
+            replace(each, size_bytes=rounded(each.size_bytes, alignment_bytes), alignment=alignment_bytes)
             for each in spans_of_iteration(self.events, period)
         ]
         placement = place(spans, time_limit=time_limit)

@@ -4,13 +4,15 @@ import csv
 import io
 import json
 import sys
+import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import paper
 import pytest
 import torch
-from paper_figures import olla, others, plots, traces
+from paper_figures import baselines, olla, others, plots, traces
 from paper_figures.allocation import allocation_times
 from paper_figures.figure import averages, csv_text, curves_csv, markdown
 from paper_figures.jobs import FIGURES, Job, jobs_of
@@ -149,9 +151,14 @@ def test_whatever_a_process_does_ends_no_run(program: str, expected: str) -> Non
     assert expected in result["error"]
 
 
-def test_a_process_reports_and_has_its_environment() -> None:
-    program = "import json, os; print('noise'); print(json.dumps({'seen': os.environ['OLLA_TEST']}))"
-    assert run_apart([sys.executable, "-c", program], environment={"OLLA_TEST": "x"}) == {"seen": "x"}
+def test_a_process_reports_and_has_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLA_UNWANTED", "y")
+    program = (
+        "import json, os; print('noise'); "
+        "print(json.dumps({'seen': [os.environ.get(each) for each in ('OLLA_TEST', 'OLLA_UNWANTED')]}))"
+    )
+    environment = {"OLLA_TEST": "x", "OLLA_UNWANTED": None}
+    assert run_apart([sys.executable, "-c", program], environment=environment) == {"seen": ["x", None]}
 
 
 def test_the_script_measures_one_model_although_another_fails(
@@ -266,7 +273,7 @@ def test_other_baselines_stand_in_the_row_of_their_step(tmp_path: Path) -> None:
     assert found["expandable"] == needed
     assert found["error"] == "inductor: it cannot compile this"
     text = markdown(olla.FRAGMENTATION, [found], "cuda")
-    assert "| one | 4 | recorded | 120.00 | 25.00 | 50.00 |" in text
+    assert "| one | 4 | recorded | 120.00 | 25.00 | 13.64 | 50.00 |" in text
     assert "CUDA run" in text
 
 
@@ -296,6 +303,27 @@ def test_every_figure_can_be_drawn_also_from_nothing(key: str, tmp_path: Path) -
 
 
 # Traces and models
+
+
+def test_on_a_gpu_what_was_there_before_the_step_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    baseline = types.SimpleNamespace(
+        max_allocated_bytes=300, max_reserved_bytes=500, fragmentation=0.2, allocator_settings=""
+    )
+    runs: list[int] = []
+
+    def measure(step: Callable[[], object], device: torch.device) -> types.SimpleNamespace:
+        assert runs == [1], "its first run chooses kernels and makes handles"
+        return baseline
+
+    module = types.SimpleNamespace(measure_cuda_baseline=measure)
+    monkeypatch.setitem(sys.modules, "olla_fx.baseline_cuda", module)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    needed = baselines.measured(lambda: runs.append(1), "cuda")
+    # 100 of 500 bytes are wasted, which is 100 of the 400 that are this step's own.
+    assert (needed.live_bytes, needed.reserved_bytes, needed.fragmentation) == (200, 400, 0.25)
+    assert (needed.source, needed.allocator) == ("measured on the GPU", "default")
+    assert baselines.measured_on_cuda(lambda: None, 50).live_bytes == 250
 
 
 def test_a_trace_becomes_rectangles_in_eagers_order() -> None:

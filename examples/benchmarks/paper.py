@@ -24,7 +24,7 @@ from pathlib import Path
 
 from paper_figures import olla, others, plots
 from paper_figures.figure import Figure, csv_text, curves_csv, markdown
-from paper_figures.jobs import FIGURES, Job, jobs_of
+from paper_figures.jobs import FIGURES, OLLA, Job, jobs_of
 from paper_figures.runner import apart, rows_of, run_all, stored
 
 from olla_solvers import backends
@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OllaError as error:
         print(f"{Path(__file__).name}: {error}", file=sys.stderr)
         return 2
-    keys = [key if key in ALL else f"olla-{key}" for key in options.figures]
+    figures = options.figures or (OLLA if options.models else FIGURES)
+    keys = [key if key in ALL else f"olla-{key}" for key in figures]
     inductor = options.inductor if options.inductor is not None else options.device == "cuda"
     jobs = jobs_of(
         keys,
@@ -129,8 +130,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--solver", choices=("auto", "none", *backends.SOLVERS), default="auto")
     parser.add_argument("--time-limit", type=float, metavar="S", help="for ordering and for placing, each")
     parser.add_argument(
-        "--figures", nargs="+", choices=(*numbers, *FIGURES), default=FIGURES, metavar="FIGURE",
-        help=f"some of {' '.join((*numbers, *FIGURES[len(numbers):]))}; all by default",
+        "--figures", nargs="+", choices=(*numbers, *FIGURES), metavar="FIGURE",
+        help=f"some of {' '.join((*numbers, *FIGURES[len(numbers):]))}; default: all, OLLA's with --models",
     )  # fmt: skip
     parser.add_argument(
         "--inductor", action=argparse.BooleanOptionalAction,

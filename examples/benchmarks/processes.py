@@ -11,23 +11,27 @@ from typing import Any
 
 
 def run_apart(
-    command: Sequence[str], *, environment: Mapping[str, str] | None = None, time_limit: float | None = None
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str | None] | None = None,
+    time_limit: float | None = None,
 ) -> dict[str, Any]:
     """Run a command whose last line of output is a JSON object.
 
     Args:
         command: program and arguments.
-        environment: variables that differ from this process's.
+        environment: variables that differ from this process's; None for one that is not to be set.
         time_limit: seconds after which it is ended.
 
     Returns:
         The object; or what went wrong, for people, under ``error``.
     """
     started = time.perf_counter()
+    variables = {**os.environ, **(environment or {})}
     try:
         done = subprocess.run(
             command,
-            env={**os.environ, **(environment or {})},
+            env={name: value for name, value in variables.items() if value is not None},
             capture_output=True,
             text=True,
             check=False,

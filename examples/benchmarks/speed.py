@@ -104,7 +104,7 @@ def allocation_seconds(count: int = 200_000) -> tuple[float, float]:
     The empty tensor's own cost is in both.
     """
     requests = [arena.PlannedRequest(0, ordinal, 4096, 0) for ordinal in range(count)]
-    program = arena.CpuArena(arena.CpuBuffer(4096), 1, requests)
+    program = arena.Arena(arena.Buffer(4096), 1, requests)
 
     def run() -> float:
         started = time.perf_counter()

@@ -1,34 +1,34 @@
-"""The native allocator: serves a planned step from one buffer, and records what a real step requests."""
+"""The native allocators: serve a planned step from one buffer, and record what a real step requests."""
 
-from olla_fx.arena.build import build_seconds
-from olla_fx.arena.cpu import (
-    ALIGNMENT_BYTES,
+from olla_fx.arena.arena import (
+    Arena,
     ArenaBusyError,
     ArenaUnavailableError,
+    Buffer,
     Counters,
-    CpuArena,
-    CpuBuffer,
     PlannedRequest,
     RecordedRequest,
+    alignment_of,
     available,
     begin_operator_function,
     in_region,
     interrupted,
 )
 from olla_fx.arena.events import AllocationEvent, EventKind, EventRecording, record_events
+from olla_fx.arena.native import build_seconds
 
 __all__ = [
-    "ALIGNMENT_BYTES",
     "AllocationEvent",
+    "Arena",
     "ArenaBusyError",
     "ArenaUnavailableError",
+    "Buffer",
     "Counters",
-    "CpuArena",
-    "CpuBuffer",
     "EventKind",
     "EventRecording",
     "PlannedRequest",
     "RecordedRequest",
+    "alignment_of",
     "available",
     "begin_operator_function",
     "build_seconds",

@@ -5,15 +5,19 @@
 // of the buffer's.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include <c10/core/Allocator.h>
+#include <c10/core/Stream.h>
 
 #include "recorder.h"
 
@@ -37,6 +41,9 @@ class Buffer {
   }
   int64_t size_bytes() const {
     return size_bytes_;
+  }
+  const c10::DataPtr& memory() const {
+    return memory_;
   }
 
   // Blocks that were served and not yet freed.
@@ -63,6 +70,25 @@ class Buffer {
     }
   }
 
+  // Where the last step ran; written by whoever holds the memory.
+  std::optional<c10::Stream> last_stream;
+
+  // Streams beside the step's own that work on blocks in here, by record_stream.
+  void used_on(c10::Stream stream) {
+    const std::lock_guard<std::mutex> guard(streams_mutex_);
+    if (std::find(side_streams_.begin(), side_streams_.end(), stream) == side_streams_.end()) {
+      side_streams_.push_back(stream);
+    }
+    has_side_streams_.store(true, std::memory_order_release);
+  }
+  bool has_side_streams() const {
+    return has_side_streams_.load(std::memory_order_acquire);
+  }
+  std::vector<c10::Stream> side_streams() const {
+    const std::lock_guard<std::mutex> guard(streams_mutex_);
+    return side_streams_;
+  }
+
  private:
   friend class BufferRegistry;
 
@@ -72,6 +98,9 @@ class Buffer {
   std::atomic<bool> has_places_{false};
   std::mutex places_mutex_;
   std::map<int64_t, int64_t> places_;  // offset to end of the live blocks placed by occupy()
+  std::atomic<bool> has_side_streams_{false};
+  mutable std::mutex streams_mutex_;
+  std::vector<c10::Stream> side_streams_;
 };
 
 // All buffers whose memory exists.
@@ -94,16 +123,12 @@ class BufferRegistry {
 
   // False if the address is in no buffer.
   bool release(Address address) {
-    if (address < lowest_.load(std::memory_order_relaxed) || address >= highest_.load(std::memory_order_relaxed)) {
+    if (!may_hold(address)) {
       return false;
     }
     const std::lock_guard<std::mutex> guard(mutex_);
-    auto after = buffers_.upper_bound(address);
-    if (after == buffers_.begin()) {
-      return false;
-    }
-    Buffer* buffer = std::prev(after)->second.get();
-    if (!buffer->contains(address)) {
+    Buffer* buffer = find(address);
+    if (buffer == nullptr) {
       return false;
     }
     buffer->leave(address);
@@ -112,7 +137,33 @@ class BufferRegistry {
     return true;
   }
 
+  // False if the address is in no buffer.
+  bool used_on(Address address, c10::Stream stream) {
+    if (!may_hold(address)) {
+      return false;
+    }
+    const std::lock_guard<std::mutex> guard(mutex_);
+    Buffer* buffer = find(address);
+    if (buffer != nullptr) {
+      buffer->used_on(stream);
+    }
+    return buffer != nullptr;
+  }
+
  private:
+  bool may_hold(Address address) const {
+    return address >= lowest_.load(std::memory_order_relaxed) && address < highest_.load(std::memory_order_relaxed);
+  }
+
+  Buffer* find(Address address) {
+    const auto after = buffers_.upper_bound(address);
+    if (after == buffers_.begin()) {
+      return nullptr;
+    }
+    Buffer* buffer = std::prev(after)->second.get();
+    return buffer->contains(address) ? buffer : nullptr;
+  }
+
   void remove_if_unused(Buffer* buffer) {
     if (buffer->abandoned_ && buffer->outstanding.load(std::memory_order_acquire) == 0) {
       buffers_.erase(buffer->begin());

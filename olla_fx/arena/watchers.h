@@ -7,7 +7,10 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
+
+#include <c10/core/Stream.h>
 
 #include "buffer.h"
 #include "cursor.h"
@@ -33,6 +36,7 @@ struct Region {
   Cursor cursor;
   std::unique_ptr<RegionRecorder> recorder;
   std::atomic<int64_t> worker_requests{0};
+  std::optional<c10::Stream> stream;  // of the run under way, on devices that have streams
 };
 
 inline thread_local Region* current_region = nullptr;

@@ -63,7 +63,7 @@ class FakeStep:
             return self.parameters[slot.name]
         return copy
 
-    def _copy_optimizer(self) -> tuple[Any, dict[str, dict[str, torch.Tensor]], dict[str, float]]:
+    def _copy_optimizer(self) -> tuple[Any, dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
         optimizer = self.request.optimizer
         if optimizer is None:
             return None, {}, {}
@@ -78,7 +78,9 @@ class FakeStep:
                 }
                 fake = self.parameters[name]
                 state[name] = present or optimizers.initial_state(optimizer, group, fake)
-        scalars = {slot.name: slot.read(optimizer.param_groups) for slot in layout.scalars}
+        groups = optimizer.param_groups
+        scalars: dict[str, Any] = {slot.name: slot.read(groups) for slot in layout.scalars}
+        scalars |= {each.name: self._empty(each.read(groups)) for each in layout.tensors}
         return layout, state, scalars
 
     def __call__(self) -> object:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from olla_fx import torch_compat
+from olla_fx.capture.inputs import TensorSpec
 from olla_fx.errors import UnsupportedOptimizerError
 
 SUPPORTED: tuple[type[torch.optim.Optimizer], ...] = (
@@ -78,6 +79,25 @@ class ScalarSlot:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorHyperparameter:
+    """A learning rate that the user keeps in a tensor: where it stands in the optimizer, and its kind."""
+
+    name: str
+    group: int
+    key: str
+    spec: TensorSpec
+
+    def read(self, groups: Sequence[Mapping[str, Any]]) -> Any:
+        """What stands there now."""
+        return groups[self.group][self.key]
+
+    def holds(self, groups: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether that is still a tensor of this kind."""
+        value = self.read(groups)
+        return isinstance(value, torch.Tensor) and self.spec.fits(value)
+
+
+@dataclass(frozen=True, slots=True)
 class OptimizerLayout:
     """What of an optimizer a plan depends on.
 
@@ -85,11 +105,13 @@ class OptimizerLayout:
         parameters: for each group, the names of its parameters.
         scalars: its late-bound numbers, all of them not 0 when captured (dampening excepted).
         constants: for each group, what is baked into the plan: flags, and numbers that are 0.
+        tensors: hyper-parameters that are tensors.
     """
 
     parameters: tuple[tuple[str, ...], ...]
     scalars: tuple[ScalarSlot, ...]
     constants: tuple[tuple[tuple[str, Any], ...], ...]
+    tensors: tuple[TensorHyperparameter, ...] = ()
 
 
 def check_supported(optimizer: torch.optim.Optimizer) -> None:
@@ -116,12 +138,15 @@ def check_supported(optimizer: torch.optim.Optimizer) -> None:
             f"this {name} has step pre-hooks: in a captured step no gradients exist that they could see. "
             "Remove them, or do their work in loss_fn"
         )
-    for flag in ("capturable", "differentiable"):
-        if any(group.get(flag) for group in optimizer.param_groups):
-            raise UnsupportedOptimizerError(f"{name} with {flag}=True cannot be captured; set it to False")
     for group in optimizer.param_groups:
+        on_cuda = all(parameter.is_cuda for parameter in group["params"])
+        if group.get("differentiable") or (group.get("capturable") and not on_cuda):
+            flag = "differentiable=True" if group.get("differentiable") else "capturable=True outside of CUDA"
+            raise UnsupportedOptimizerError(f"{name} with {flag} cannot be captured; set it to False")
         for key in optimizer.defaults:
-            if isinstance(group.get(key), torch.Tensor):
+            # Only the arithmetic for CUDA graphs keeps to tensors; Rprop reads its first step as a number.
+            keeps = key == "lr" and group.get("capturable") and not isinstance(optimizer, torch.optim.Rprop)
+            if isinstance(group.get(key), torch.Tensor) and not keeps:
                 raise UnsupportedOptimizerError(
                     f"{name}'s {key} is a tensor; give it as a number: it takes effect without a new plan"
                 )
@@ -171,18 +196,26 @@ def describe(optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module])
     """
     parameters = parameter_names(optimizer, modules)
     scalars: list[ScalarSlot] = []
+    tensors: list[TensorHyperparameter] = []
     constants = []
     for index, group in enumerate(optimizer.param_groups):
         baked: list[tuple[str, Any]] = []
         for key in optimizer.defaults:
             if key in _IMPLEMENTATION_FLAGS or key not in group:
                 continue
-            slots = _scalar_slots(optimizer, index, key, parameters[index])
+            if isinstance(group[key], torch.Tensor):
+                spec = TensorSpec.of(group[key])
+                tensors.append(TensorHyperparameter(f"group{index}.{key}", index, key, spec))
+                continue
+            # The arithmetic for CUDA graphs raises these numbers to powers that are tensors, which asks
+            # whether they are 1; graphs would bake them anyway.
+            baked_in = group.get("capturable") and key != "lr"
+            slots = [] if baked_in else _scalar_slots(optimizer, index, key, parameters[index])
             scalars.extend(slots)
             if not slots:
                 baked.append((key, group[key]))
         constants.append(tuple(baked))
-    return OptimizerLayout(parameters, tuple(scalars), tuple(constants))
+    return OptimizerLayout(parameters, tuple(scalars), tuple(constants), tuple(tensors))
 
 
 def _scalar_slots(
@@ -252,7 +285,7 @@ def run_update(
         parameters: by name; updated in place.
         gradients: by name; parameters without one are skipped, as in eager.
         state: by parameter name, then key; updated in place.
-        scalars: the late-bound numbers by name, concrete or symbolic.
+        scalars: the late-bound numbers by name, concrete or symbolic, and hyper-parameters that are tensors.
     """
     groups: list[dict[str, Any]] = []
     for index, names in enumerate(layout.parameters):
@@ -260,7 +293,8 @@ def run_update(
         own = {slot.parameter for slot in layout.scalars if slot.group == index and slot.parameter}
         for batch in [[name] for name in names] if own else [list(names)]:
             bound = _bind(shared, index, layout.scalars, scalars, batch[0]) if own else shared
-            groups.append({**bound, "params": [parameters[name] for name in batch]})
+            tensors = {each.key: scalars[each.name] for each in layout.tensors if each.group == index}
+            groups.append({**bound, **tensors, "params": [parameters[name] for name in batch]})
     keyed = {parameters[name]: values for name, values in state.items()}
     for name, gradient in gradients.items():
         parameters[name].grad = gradient

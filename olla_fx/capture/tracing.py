@@ -123,6 +123,8 @@ class Tracing:
             with self.fake_mode:
                 self.flat_arguments.append(torch.empty((), dtype=torch.float64))
             self.inputs.append(StepInput(Role.SCALAR, slot.name, None))
+        for tensor in self.layout.tensors:
+            self._add(Role.HYPERPARAMETER, tensor.name, tensor.spec)
 
     def _add_state(
         self, optimizer: torch.optim.Optimizer, group: dict[str, Any], name: str, parameter: nn.Parameter
@@ -324,6 +326,8 @@ class Tracing:
             scalars[slot.name] = values[Role.SCALAR, slot.name].item()
             if slot.parameter is None:
                 torch_compat.assume_sign(scalars[slot.name], positive=slot.positive)
+        for tensor in self._layout().tensors:
+            scalars[tensor.name] = values[Role.HYPERPARAMETER, tensor.name]
         state = {
             name: {key: values[Role.STATE, f"{name}.{key}"] for key in keys}
             for name, keys in self.state.items()

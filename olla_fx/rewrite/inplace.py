@@ -24,8 +24,14 @@ from olla_fx.dataflow import storages_of
 from olla_fx.torch_compat import pytree, storage_key
 
 aten = torch.ops.aten
-_BATCH_NORM = aten._native_batch_norm_legit_functional.default
-_MEAN_ARGUMENT, _VARIANCE_ARGUMENT = 3, 4
+_STATISTICS = 3, 4
+"""Where batch norms take the running mean and variance."""
+
+_BATCH_NORMS = {
+    aten._native_batch_norm_legit_functional.default: (aten._native_batch_norm_legit.default, (3, 4)),
+    aten._batch_norm_with_update_functional.default: (aten._batch_norm_with_update.default, (4, 5)),
+}
+"""Functional batch norms: the form that writes the statistics, and where they are among the results."""
 _ELEMENT_WISE_WITHOUT_TAG = frozenset(
     {
         aten.hardswish.default,
@@ -201,16 +207,17 @@ def _views_of(node: fx.Node) -> list[fx.Node]:
 def _update_batch_norms(graph: fx.Graph, copies: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
     """Let batch normalisations write their running statistics in place; returns the statistics."""
     done: list[fx.Node] = []
-    for node in list(graph.find_nodes(op="call_function", target=_BATCH_NORM)):
-        statistics = [node.args[_MEAN_ARGUMENT], node.args[_VARIANCE_ARGUMENT]]
-        updates = [_result(node, index) for index in (_MEAN_ARGUMENT, _VARIANCE_ARGUMENT)]
+    for node in [each for each in graph.nodes if each.target in _BATCH_NORMS]:
+        in_place, results = _BATCH_NORMS[node.target]
+        statistics = [node.args[index] for index in _STATISTICS]
+        updates = [_result(node, index) for index in results]
         if any(each not in copies for each in statistics):
             continue
         position = {each: index for index, each in enumerate(graph.nodes)}
         ends = [copies[each] for each in statistics]
         last = all(_last_reader(node, each, each, position) for each in statistics)
         if last and all(end.args[1] is update for end, update in zip(ends, updates, strict=True)):
-            node.target = aten._native_batch_norm_legit.default
+            node.target = in_place
             for statistic, end, update in zip(statistics, ends, updates, strict=True):
                 graph.erase_node(end)
                 if update is not None:

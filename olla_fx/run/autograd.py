@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Role
 from olla_fx.errors import BackwardError
+from olla_fx.run.copies import copies_of
 from olla_fx.run.executor import Run
 
 
@@ -91,7 +92,7 @@ class Pass:
                     f"{name} was changed in place after the forward, and backward needs it as it was: "
                     "change a clone, or after backward"
                 )
-        kept = _copies(self._kept) if again else self._kept
+        kept = copies_of(self._kept) if again else self._kept
         fitting = [self._fitting(index, tangent) for index, tangent in enumerate(tangents)]
         try:
             gradients = run.run_phase(1, [*self._values, *fitting, kept], last=not again)
@@ -149,21 +150,6 @@ class Pass:
         if spec.fits(tangent):
             return tangent
         return spec.empty(meta_as=tangent.device).copy_(tangent)
-
-
-def _copies(kept: Sequence[Any]) -> list[Any]:
-    """Copies of what backward takes over and may overwrite, those in one storage together."""
-    tensors = [each for each in kept if isinstance(each, torch.Tensor)]
-    storages = {torch_compat.storage_key(each): each.untyped_storage() for each in tensors}
-    copied = {key: storage.clone() for key, storage in storages.items()}  # type: ignore[no-untyped-call]
-    return [
-        each.new_empty(0).set_(
-            copied[torch_compat.storage_key(each)], each.storage_offset(), each.shape, each.stride()
-        )
-        if isinstance(each, torch.Tensor)
-        else each
-        for each in kept
-    ]
 
 
 class PlannedFunction(torch.autograd.Function):

@@ -1,39 +1,25 @@
-"""What a copied or unpickled planned module takes over: all but what it makes for itself."""
+"""Copies of values that may lie in one storage."""
 
 from __future__ import annotations
 
-import sys
-import types
+from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+import torch
 
-from olla_fx.errors import NotPicklableError
-
-_REMADE = frozenset(
-    {"_model", "_modules", "_parameters", "_buffers", "training", "_request", "_example", "_compile"}
-    | {"_most_plans", "_lock", "_buffer", "_plans", "_current", "replans", "stock_runs"}
-)
-"""Attributes that a planned module's copies make for themselves."""
+from olla_fx import torch_compat
 
 
-def carried(module: nn.Module) -> dict[str, Any]:
-    """Hooks of a planned module, and attributes that its user gave it."""
-    return {name: value for name, value in module.__dict__.items() if name not in _REMADE}
-
-
-def refuse_unnamed(loss_fn: object) -> None:
-    """Refuse a loss that pickle could not find again by its name.
-
-    Raises:
-        NotPicklableError: naming it.
-    """
-    if isinstance(loss_fn, types.FunctionType):
-        found: object = sys.modules.get(loss_fn.__module__)
-        for name in loss_fn.__qualname__.split("."):
-            found = getattr(found, name, None)
-        if found is not loss_fn:
-            raise NotPicklableError(
-                f"the loss function {loss_fn.__qualname__} cannot be pickled, for no module has it by this "
-                "name: define it with def at the top of a module, or make it an nn.Module"
-            )
+def copies_of(values: Sequence[Any]) -> list[Any]:
+    """Copies of all tensors, those in one storage together; other values as they are."""
+    tensors = [each for each in values if isinstance(each, torch.Tensor)]
+    storages = {torch_compat.storage_key(each): each.untyped_storage() for each in tensors}
+    copied = {key: storage.clone() for key, storage in storages.items()}  # type: ignore[no-untyped-call]
+    return [
+        each.new_empty(0).set_(
+            copied[torch_compat.storage_key(each)], each.storage_offset(), each.shape, each.stride()
+        )
+        if isinstance(each, torch.Tensor)
+        else each
+        for each in values
+    ]

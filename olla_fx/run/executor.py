@@ -5,6 +5,9 @@ as far as arrays go, that records every request. The plan is then made again wit
 workspaces, the graph is emitted anew, and from the second run on the arena serves each request at its
 planned address (profile-guided allocation §4, OLLA §3.5). What does not match falls through to the
 stock allocator and is counted; a run that asks for more than was recorded is recorded again (§4.3).
+
+On CUDA the recorded run is the second: in the first, libraries allocate what they keep for good (cuBLAS'
+workspaces), and try out algorithms (cuDNN in benchmark mode), which no later run does.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ from olla_fx import arena
 from olla_fx.capture import StepInput
 from olla_fx.dataflow import Dataflow
 from olla_fx.emit import emit
+from olla_fx.errors import BufferMemoryError
+from olla_fx.report.table import format_bytes
+from olla_fx.run.persistent import allocate_library_workspaces
 from olla_fx.run.prepared import prepared
 from olla_fx.run.recording import (
     RecordingInterpreter,
@@ -39,6 +45,9 @@ from olla_solvers.problem import Problem
 
 MOST_RECORDINGS = 4
 """A step whose requests change from run to run is recorded so often, and then left as it is."""
+
+_WARM_UPS = {"cuda": 1}
+"""Runs of a plan before the one that is recorded, by the kind of device."""
 
 
 class Binding(enum.StrEnum):
@@ -117,13 +126,13 @@ class Executor:
         self._make_plan = make_plan
         self._buffer = buffer
         self._requests: list[arena.PlannedRequest] | None = None
-        self._arena: arena.CpuArena | None = None
         self._wants_recording = True
+        self._warm_ups = _WARM_UPS.get(dataflow.device.type, 0)
         self.plan = plan
         self.problem = dataflow.problem
         self.counts = RunCounts()
         self.outside_log: tuple[str, ...] = ()
-        self.binding = Binding.BUFFER if arena.available() else Binding.STOCK
+        self.binding = Binding.BUFFER if arena.available(dataflow.device) else Binding.STOCK
         self.emit_seconds = 0.0
         self.recordings = 0
         self.phases = self._emit()
@@ -131,7 +140,8 @@ class Executor:
 
     def _emit(self) -> tuple[fx.GraphModule, ...]:
         started = time.perf_counter()
-        marker = arena.begin_operator_function() if self.binding is Binding.BUFFER else None
+        in_buffer = self.binding is Binding.BUFFER
+        marker = arena.begin_operator_function(self.dataflow.device) if in_buffer else None
         phases = emit(self.dataflow, self.problem, self.plan, self._inputs, marker)
         self.calls = tuple(prepared(phase) for phase in phases)
         self.emit_seconds += time.perf_counter() - started
@@ -142,25 +152,59 @@ class Executor:
 
         Args:
             lease: of the buffer; None runs with the stock allocator.
+
+        Raises:
+            BufferMemoryError: when the device has not enough memory for the buffer.
         """
         if lease is None or self.binding is Binding.STOCK:
-            return Run(self, self.phases, None, lease, recorded=False)
-        recorded = self._wants_recording
-        if recorded:
-            requests = self._requests or expected_requests(self.dataflow, self.plan)
-            program = arena.CpuArena(self._buffer.get(), len(self.plan.order), requests)
-        else:
+            return Run(self, self.phases, None, lease)
+        try:
             program = self._program()
-        return Run(self, self.phases, program, lease, recorded=recorded)
+        except MemoryError as error:
+            lease.release()
+            raise self._too_large() from error
+        recorded = self._wants_recording and not self._warm_ups
+        return Run(self, self.phases, program, lease, recorded=recorded, loose=self._wants_recording)
 
-    def _program(self) -> arena.CpuArena:
-        buffer = self._buffer.get()
-        if self._arena is None or self._arena.buffer is not buffer:
-            self._arena = arena.CpuArena(buffer, len(self.plan.order), self._requests or ())
-        return self._arena
+    def _program(self) -> arena.Arena:
+        def make(buffer: arena.Buffer) -> arena.Arena:
+            requests = self._requests
+            if requests is None:
+                requests = expected_requests(self.dataflow, self.plan)
+            return arena.Arena(buffer, len(self.plan.order), requests)
+
+        return self._buffer.program(self, self.dataflow.device, make)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the next run will be served by a final plan, which knows the operators' workspaces."""
+        return self.binding is Binding.BUFFER and not self._wants_recording
+
+    def uses(self, program: arena.Arena) -> bool:
+        """Whether a run would be served by this program, in its buffer; ask while holding a lease."""
+        return program is self._program()
+
+    def _too_large(self) -> BufferMemoryError:
+        device, planned_bytes = self.dataflow.device, self.plan.buffer_bytes
+        static_bytes = self.problem.static_bytes
+        text = (
+            f"the buffer of this step does not fit on {device}: planned are {format_bytes(planned_bytes)}, "
+            f"beside {format_bytes(static_bytes)} of parameters, state and inputs"
+        )
+        if device.type == "cuda":
+            free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+            cached_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            text += (
+                f"; free are {format_bytes(free_bytes)} of {format_bytes(total_bytes)}, and "
+                f"{format_bytes(cached_bytes)} in torch's cache. A budget of at most "
+                f"{format_bytes(free_bytes + cached_bytes)} would fit"
+            )
+        return BufferMemoryError(f"{text}. Take a smaller batch, or micro_batches of a whole training step")
 
     def end(self, run: Run) -> None:
         """Take over what a complete run in the buffer has shown."""
+        if self._warm_ups and not run.recorded:
+            self._warm_ups -= 1
         self.counts = run.counts
         self.outside_log = tuple(
             f"{self.plan.order[timestep]} request {ordinal}: {size_bytes} B"
@@ -169,7 +213,7 @@ class Executor:
         if run.recorded:
             order = self.plan.order
             self._adopt(read_recording(self.dataflow, order, run.addresses, run.recording))
-        elif run.counts.outside and self.recordings < MOST_RECORDINGS:
+        elif run.counts.outside and not self._wants_recording and self.recordings < MOST_RECORDINGS:
             self._wants_recording = True
 
     def _adopt(self, record: StepRecord) -> None:
@@ -190,7 +234,6 @@ class Executor:
         self.problem = problem_with_workspaces(self.dataflow.problem, record, alignment_bytes)
         self.plan = self._make_plan(self.problem)
         self._requests = planned_requests(self.problem, self.plan, record)
-        self._arena = None
         self._buffer.want(self, self.plan.buffer_bytes)
         self.phases = self._emit()
 
@@ -210,10 +253,11 @@ class Run:
         self,
         executor: Executor,
         phases: Sequence[fx.GraphModule],
-        program: arena.CpuArena | None,
+        program: arena.Arena | None,
         lease: Lease | None,
         *,
-        recorded: bool,
+        recorded: bool = False,
+        loose: bool = False,
     ) -> None:
         """Prepare a run; see :meth:`Executor.start`."""
         self._executor = executor
@@ -221,7 +265,7 @@ class Run:
         self._calls = executor.calls
         self._program = program
         self._lease = lease
-        self._loose = recorded
+        self._loose = loose
         self.recorded = recorded
         self.counts = RunCounts()
         self.outside_log: list[tuple[int, int, int]] = []
@@ -229,9 +273,9 @@ class Run:
         self.recording: list[arena.RecordedRequest] = []
 
     @property
-    def in_buffer(self) -> bool:
-        """Whether it runs in the buffer."""
-        return self._program is not None
+    def program(self) -> arena.Arena | None:
+        """What serves it; None if it does not run in the buffer."""
+        return self._program
 
     def read_by(self, index: int) -> frozenset[int]:
         """The indices of the placeholders that a phase reads."""
@@ -263,6 +307,7 @@ class Run:
         if program is None:
             return self._calls[index](*arguments)
         phase = self._phases[index]
+        allocate_library_workspaces(self._executor.dataflow.device)
         loose = self._loose
         if self.recorded and once:
             timesteps = {name: timestep for timestep, name in enumerate(self._executor.plan.order)}
@@ -271,7 +316,7 @@ class Run:
                 for node in phase.graph.nodes
                 if "operator" in node.meta
             }
-            interpreter = RecordingInterpreter(phase, nodes)
+            interpreter = RecordingInterpreter(phase, nodes, self._executor.dataflow.device)
             with program.region(record=True, loose=loose):
                 results = interpreter.run(*arguments)
             self.addresses.update(interpreter.addresses)
@@ -298,7 +343,7 @@ def _without_autocast(device_type: str) -> contextlib.AbstractContextManager[obj
     return torch.autocast(device_type, enabled=False)
 
 
-def _counts(used: arena.CpuArena) -> RunCounts:
+def _counts(used: arena.Arena) -> RunCounts:
     counted = used.counters()
     return RunCounts(
         counted.served,

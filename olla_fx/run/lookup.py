@@ -332,6 +332,7 @@ class StepLookup:
             values.extend(state[key] for key in keys)
         for slot in layout.scalars:
             values.append(0.0 if slot.parameter in created else slot.read(groups))
+        values.extend(each.read(groups) for each in layout.tensors)
         return created
 
 
@@ -343,4 +344,7 @@ def _numbers_outdated(layout: optimizers.OptimizerLayout, groups: list[dict[str,
     for slot in layout.scalars:
         if not slot.holds(groups):
             return f"{slot.name} became {slot.read(groups)}"
+    for tensor in layout.tensors:
+        if not tensor.holds(groups):
+            return f"{tensor.name} became {tensor.read(groups)!r}"
     return None

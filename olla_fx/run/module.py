@@ -28,10 +28,11 @@ from olla_fx.errors import StepInputError, StepModeError
 from olla_fx.plan import Plan
 from olla_fx.report import StepReport
 from olla_fx.run.autograd import Pass, PlannedFunction
-from olla_fx.run.copies import carried, refuse_unnamed
+from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
 from olla_fx.run.executor import Binding, Executor, RunCounts
 from olla_fx.run.lookup import StepLookup
-from olla_fx.run.shared_buffer import SharedBuffer
+from olla_fx.run.remaking import carried, refuse_unnamed
+from olla_fx.run.shared_buffer import Lease, SharedBuffer
 from olla_fx.torch_compat import pytree
 from olla_solvers.errors import OptionError
 
@@ -63,11 +64,12 @@ Compile = Callable[[StepRequest, SharedBuffer], CompiledStep]
 
 @dataclass(frozen=True)
 class _Planned:
-    """A plan, how its inputs are found, and the kinds of its example."""
+    """A plan, how its inputs are found, the kinds of its example, and who launches it as CUDA graphs."""
 
     step: CompiledStep
     lookup: StepLookup
     example: Any
+    graphed: GraphedStep | None
 
 
 class PlannedModule(nn.Module):
@@ -83,13 +85,20 @@ class PlannedModule(nn.Module):
     _request: StepRequest
     _current: _Planned
 
-    def __init__(self, request: StepRequest, compile_step: Compile, most_plans: int = MOST_PLANS) -> None:
+    def __init__(
+        self,
+        request: StepRequest,
+        compile_step: Compile,
+        most_plans: int = MOST_PLANS,
+        cuda_graph: bool = False,
+    ) -> None:
         """Plan the step; runs nothing on real data.
 
         Args:
             request: what to plan.
             compile_step: captures and plans a request.
             most_plans: how many plans to keep.
+            cuda_graph: whether to launch settled steps as CUDA graphs.
         """
         super().__init__()
         if isinstance(most_plans, bool) or not isinstance(most_plans, int) or most_plans < 1:
@@ -107,6 +116,7 @@ class PlannedModule(nn.Module):
         self._request = replace(request, inputs=())
         self._compile = compile_step
         self._most_plans = most_plans
+        self._cuda_graph = cuda_graph
         self._lock = threading.RLock()
         self._buffer = SharedBuffer()
         self._plans: collections.OrderedDict[Hashable, _Planned] = collections.OrderedDict()
@@ -145,13 +155,13 @@ class PlannedModule(nn.Module):
             self._current = planned
             if self._request.mode is Mode.TRAINING:
                 try:
-                    return self._train(planned.step, values)
+                    return self._train(planned, values)
                 except BaseException:
                     planned.lookup.undo_created_state()
                     raise
         if mode is Mode.AUTOGRAD:
             return self._differentiate(planned.step, values)
-        return self._infer(planned.step, values)
+        return self._infer(planned, values)
 
     def _in_sequence(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """Named inputs in the places where the model's forward takes them."""
@@ -244,32 +254,40 @@ class PlannedModule(nn.Module):
     def _plan_step(self, key: Hashable, request: StepRequest) -> _Planned:
         step = self._compile(request, self._buffer)
         example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)
-        planned = _Planned(step, StepLookup(step.captured, self._request), example)
+        graphed = None
+        if self._cuda_graph:
+            check_graph_request(request, step.captured.device)
+            graphed = GraphedStep(step.captured, step.executor)
+        planned = _Planned(step, StepLookup(step.captured, self._request), example, graphed)
         self._plans[key] = planned
         self._plans.move_to_end(key)
         while len(self._plans) > self._most_plans:
             self._plans.popitem(last=False)
         return planned
 
-    def _train(self, step: CompiledStep, values: list[Any]) -> Any:
-        run = step.executor.start(self._buffer.lease(wait=True))
-        results = run.run_phase(0, values)
+    def _train(self, planned: _Planned, values: list[Any]) -> Any:
+        results = self._run(planned, self._buffer.lease(wait=True), values)
         optimizer = self._request.optimizer
         if optimizer is not None:
             torch_compat.note_optimizer_stepped(optimizer)
             torch_compat.run_optimizer_post_hooks(optimizer)
-        return step.captured.outputs.rebuild(results)
+        return planned.step.captured.outputs.rebuild(results)
 
-    def _infer(self, step: CompiledStep, values: list[Any]) -> Any:
-        lease = self._lease()
-        return step.captured.outputs.rebuild(step.executor.start(lease).run_phase(0, values))
+    def _infer(self, planned: _Planned, values: list[Any]) -> Any:
+        return planned.step.captured.outputs.rebuild(self._run(planned, self._lease(), values))
+
+    @staticmethod
+    def _run(planned: _Planned, lease: Lease | None, values: list[Any]) -> Any:
+        if planned.graphed is not None:
+            return planned.graphed.run(lease, values)
+        return planned.step.executor.start(lease).run_phase(0, values)
 
     def _differentiate(self, step: CompiledStep, values: list[Any]) -> Any:
         running = Pass(step.captured, step.executor.start(self._lease()), values)
         results = PlannedFunction.apply(running, *running.differentiable())  # type: ignore[no-untyped-call]
         return step.captured.outputs.rebuild(results, values)
 
-    def _lease(self) -> Any:
+    def _lease(self) -> Lease | None:
         """A claim on the buffer; None, counted, while it holds what a backward still needs."""
         lease = self._buffer.lease(wait=self._request.mode is not Mode.AUTOGRAD)
         if lease is None:
@@ -308,6 +326,11 @@ class PlannedModule(nn.Module):
         return self._current.step.executor.outside_log
 
     @property
+    def graphed(self) -> GraphedStep | None:
+        """With ``cuda_graph=True``: how many graphs were captured and replayed, or why none is."""
+        return self._current.graphed
+
+    @property
     def is_busy(self) -> bool:
         """Whether the buffer holds the activations of a forward whose backward is still to come."""
         return self._buffer.is_busy
@@ -340,7 +363,7 @@ class PlannedModule(nn.Module):
         old = self._request
         model, loss_fn, optimizer = copy.deepcopy((old.model, old.loss_fn, old.optimizer), memo)
         request = replace(old, model=model, loss_fn=loss_fn, optimizer=optimizer)
-        remade = _remade(request, self._example, self._compile, self._most_plans)
+        remade = _remade(request, self._example, self._compile, self._most_plans, self._cuda_graph)
         memo[id(self)] = remade
         remade.__dict__.update(copy.deepcopy(carried(self), memo))
         return remade
@@ -348,7 +371,7 @@ class PlannedModule(nn.Module):
     def __reduce__(self) -> Any:
         """Pickled are model, loss, optimizer and options; plans are made again, or found on disk."""
         refuse_unnamed(self._request.loss_fn)
-        arguments = self._request, self._example, self._compile, self._most_plans
+        arguments = self._request, self._example, self._compile, self._most_plans, self._cuda_graph
         return _remade, arguments, carried(self)
 
     def train(self, mode: bool = True) -> PlannedModule:
@@ -370,10 +393,12 @@ class PlannedModule(nn.Module):
         return self._model.load_state_dict(*args, **kwargs)
 
 
-def _remade(request: StepRequest, example: Any, compile_step: Compile, most_plans: int) -> PlannedModule:
+def _remade(
+    request: StepRequest, example: Any, compile_step: Compile, most_plans: int, cuda_graph: bool
+) -> PlannedModule:
     """A planned module from the kinds of its example's tensors."""
     inputs = pytree.tree_map_only(TensorSpec, _stand_in, example)
-    return PlannedModule(replace(request, inputs=inputs), compile_step, most_plans)
+    return PlannedModule(replace(request, inputs=inputs), compile_step, most_plans, cuda_graph)
 
 
 def _on_meta(spec: TensorSpec) -> torch.Tensor:

@@ -80,15 +80,20 @@ class RecordingInterpreter(fx.Interpreter):
     Values are freed after their last use, as the generated code does.
     """
 
-    def __init__(self, graph_module: fx.GraphModule, operators: Mapping[fx.Node, int]) -> None:
+    def __init__(
+        self, graph_module: fx.GraphModule, operators: Mapping[fx.Node, int], device: torch.device
+    ) -> None:
         """Prepare a run.
 
         Args:
             graph_module: from :func:`olla_fx.emit.emit`.
             operators: timestep of each operator node.
+            device: whose addresses to note. Kernels return some numbers on the host that fake tensors have on
+                the device: attention's random seed, for one.
         """
         super().__init__(graph_module, garbage_collect_values=True)
         self._operators = operators
+        self._device = device
         self.addresses: dict[int, list[Address | None]] = {}
 
     def run_node(self, n: fx.Node) -> Any:
@@ -97,7 +102,9 @@ class RecordingInterpreter(fx.Interpreter):
         timestep = self._operators.get(n)
         if timestep is not None:
             self.addresses[timestep] = [
-                leaf.untyped_storage().data_ptr() if isinstance(leaf, torch.Tensor) else None
+                leaf.untyped_storage().data_ptr()
+                if isinstance(leaf, torch.Tensor) and leaf.device.type == self._device.type
+                else None
                 for leaf in pytree.tree_leaves(value)
             ]
         return value

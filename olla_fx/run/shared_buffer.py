@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from olla_fx import arena
 
@@ -15,7 +18,8 @@ class SharedBuffer:
     def __init__(self) -> None:
         """Know no plan yet."""
         self._wanted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._buffer: arena.CpuBuffer | None = None
+        self._buffer: arena.Buffer | None = None
+        self._programs: weakref.WeakKeyDictionary[Any, arena.Arena] = weakref.WeakKeyDictionary()
         self._busy = threading.Lock()
         self._sizing = threading.Lock()
 
@@ -23,15 +27,48 @@ class SharedBuffer:
         """Note how many bytes the plan of an owner needs, as long as that owner lives."""
         with self._sizing:
             self._wanted[plan_owner] = buffer_bytes
+            self._programs.pop(plan_owner, None)
 
-    def get(self) -> arena.CpuBuffer:
-        """The buffer, as large as the largest plan; call it while holding a lease."""
+    def get(self, device: torch.device) -> arena.Buffer:
+        """The buffer, as large as the largest plan; call it while holding a lease.
+
+        Args:
+            device: where it is to be.
+
+        Raises:
+            MemoryError: when the device has not enough memory.
+        """
         with self._sizing:
             wanted = max(list(self._wanted.values()), default=0)
-        if self._buffer is None or self._buffer.buffer_bytes != wanted:
-            self._buffer = None  # before the next one, not beside it
-            self._buffer = arena.CpuBuffer(wanted)
-        return self._buffer
+        buffer = self._buffer
+        if buffer is None or (buffer.buffer_bytes, buffer.device) != (wanted, device):
+            was_on = None if buffer is None else buffer.device
+            # Before the next one, not beside it; programs hold it, too.
+            self._buffer = buffer = None
+            self._programs.clear()
+            if was_on is not None and was_on.type == "cuda":
+                torch.cuda.empty_cache()
+            self._buffer = buffer = arena.Buffer(wanted, device)
+        return buffer
+
+    def program(
+        self, plan_owner: object, device: torch.device, make: Callable[[arena.Buffer], arena.Arena]
+    ) -> arena.Arena:
+        """The program of an owner's plan in the buffer; call it while holding a lease.
+
+        Args:
+            plan_owner: who called :meth:`want`; made anew after that call.
+            device: where the buffer is to be.
+            make: puts the plan's requests into a buffer.
+
+        Raises:
+            MemoryError: when the device has not enough memory.
+        """
+        buffer = self.get(device)
+        program = self._programs.get(plan_owner)
+        if program is None:
+            program = self._programs[plan_owner] = make(buffer)
+        return program
 
     def lease(self, *, wait: bool) -> Lease | None:
         """Claim the buffer for one run.

@@ -12,11 +12,10 @@ from olla_fx.torch_compat.patches import PATCHING
 from olla_fx.torch_compat.state import real_tensors
 
 # Python kernels that tracing needs: functionalisation cannot see the running statistics that the C++
-# batch norms write, and the other C++ forms ask for values of their data.
+# batch norm writes, and the other C++ forms ask for values of their data.
 _NEEDED_PYTHON_KERNELS = frozenset(
     {
         "aten::native_batch_norm",
-        "aten::cudnn_batch_norm",
         "aten::one_hot",
         "aten::tensor_split",
         "aten::unsafe_chunk",
@@ -33,7 +32,7 @@ def composite_operators_as_in_eager() -> Iterator[None]:
     """Decompose composite operators by their C++ code, as eager runs them.
 
     torch registers Python forms of LSTM, interpolation, dropout and others for tracing, which compute in
-    another order, or draw other random numbers. Dropout gets a form of its own, :func:`_dropout`.
+    another order, or draw other random numbers. Dropout and cuDNN's batch norm get forms of our own.
     """
     with PATCHING:
         removed: list[tuple[Any, Any, Any]] = []
@@ -42,15 +41,20 @@ def composite_operators_as_in_eager() -> Iterator[None]:
                 if key in operator.py_kernels:
                     removed.append((operator, key, operator.py_kernels.pop(key)))
                     operator._dispatch_cache.clear()
-        dropout: Any = torch.ops.aten.dropout.default
-        for key in _COMPOSITE_KEYS:
-            dropout.py_kernels[key] = _dropout
+        own: list[tuple[Any, Any]] = [
+            (torch.ops.aten.dropout.default, _dropout),
+            (torch.ops.aten.cudnn_batch_norm.default, _cudnn_batch_norm),
+        ]
+        for operator, kernel in own:
+            operator.py_kernels.update(dict.fromkeys(_COMPOSITE_KEYS, kernel))
+            operator._dispatch_cache.clear()
         try:
             yield
         finally:
-            for key in _COMPOSITE_KEYS:
-                del dropout.py_kernels[key]
-            dropout._dispatch_cache.clear()
+            for operator, _ in own:
+                for key in _COMPOSITE_KEYS:
+                    del operator.py_kernels[key]
+                operator._dispatch_cache.clear()
             for operator, key, kernel in removed:
                 operator.py_kernels[key] = kernel
                 operator._dispatch_cache.clear()
@@ -71,13 +75,15 @@ def _operators_with_python_kernels() -> list[Any]:
 def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """Dropout with eager's results, and a mask of bytes where that gives the same bits.
 
-    Eager multiplies by a mask of the input's own type, divided by ``1 - p``. ``native_dropout`` keeps one
-    byte an element and multiplies by ``1 / (1 - p)``: forward and backward equal eager's for float32 and
-    float64 where both round to the same number, but not for shorter types, whose scaled mask rounds.
+    On CUDA that is eager's own kernel, ``native_dropout``. On the CPU, eager multiplies by a mask of the
+    input's own type, divided by ``1 - p``; ``native_dropout`` keeps one byte an element and multiplies by
+    ``1 / (1 - p)``: forward and backward equal eager's for float32 and float64 where both round to the same
+    number, but not for shorter types, whose scaled mask rounds.
     """
     if not train or p == 0 or tensor.numel() == 0:
         return tensor
-    if tensor.dtype in (torch.float32, torch.float64) and p < 1 and _scales_are_equal(p, tensor.dtype):
+    exact = tensor.dtype in (torch.float32, torch.float64) and _scales_are_equal(p, tensor.dtype)
+    if p < 1 and (tensor.is_cuda or exact):
         dropped: torch.Tensor = torch.ops.aten.native_dropout(tensor, p, train)[0]
         return dropped
     if p == 1:
@@ -85,7 +91,29 @@ def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return tensor * torch.empty_like(tensor).bernoulli_(1 - p).div_(1 - p)
 
 
+def _cudnn_batch_norm(
+    tensor: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    """CuDNN's batch norm as an operator whose schema says that it writes the running statistics.
+
+    Its kernel chooses cuDNN just when eager does.
+    """
+    if running_mean is None or running_var is None:
+        unused = weight.new_zeros(tensor.shape[1]), weight.new_zeros(tensor.shape[1])
+        running_mean, running_var = unused
+    norm: Any = torch.ops.aten._batch_norm_with_update if training else torch.ops.aten._batch_norm_no_update
+    results: tuple[torch.Tensor, ...] = norm(tensor, weight, bias, running_mean, running_var, momentum, eps)
+    return results
+
+
 def _scales_are_equal(p: float, dtype: torch.dtype) -> bool:
     with real_tensors():
         one = torch.ones((), dtype=dtype)
-        return bool(one.div(1 - p) == one.mul(1 / (1 - p)))
+        return p < 1 and bool(one.div(1 - p) == one.mul(1 / (1 - p)))

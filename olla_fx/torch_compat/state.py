@@ -60,8 +60,8 @@ def autocast_state(device: torch.device) -> tuple[bool, torch.dtype, bool]:
 
 
 def kernel_settings() -> tuple[object, ...]:
-    """What decides which CPU kernels run and which memory they request, beside their inputs."""
-    return (
+    """What decides which kernels run and which memory they request, beside their inputs."""
+    settings = (
         torch.get_num_threads(),
         torch.backends.mkldnn.enabled,
         torch.backends.mha.get_fastpath_enabled(),
@@ -70,4 +70,18 @@ def kernel_settings() -> tuple[object, ...]:
         torch.backends.cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
         torch.backends.cuda.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call]
         torch.are_deterministic_algorithms_enabled(),
+    )
+    return settings if torch.version.cuda is None else settings + _cuda_kernel_settings()
+
+
+def _cuda_kernel_settings() -> tuple[object, ...]:
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    return (
+        cudnn.enabled,
+        cudnn.benchmark,
+        cudnn.deterministic,
+        cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
+        products.fp32_precision,
+        products.allow_fp16_reduced_precision_reduction,
+        products.allow_bf16_reduced_precision_reduction,
     )

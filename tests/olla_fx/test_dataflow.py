@@ -9,11 +9,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import fx, nn, optim
+from torch.nn import functional
 
-from olla_fx.capture import Role, StepInput, TensorSpec
+from olla_fx.capture import Mode, Role, StepInput, StepRequest, TensorSpec, capture
 from olla_fx.dataflow import build_dataflow, draws_random_numbers, rounded
 from olla_fx.emit import emit
-from olla_fx.rewrite import propagate_fake_tensors
+from olla_fx.rewrite import propagate_fake_tensors, rewrite
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import ArrayKind
 from tests.olla_fx.helpers import SmallNet, captured_training, front, images, mlp, same_bits, vectors
@@ -318,3 +319,20 @@ def test_any_order_of_the_problem_computes_the_same_bits(steps, seed):
         (module,) = emit(dataflow, dataflow.problem, dataclasses.replace(plan, order=named), inputs)
         for one, other in zip(expected, run(module), strict=True):
             assert same_bits(one, other)
+
+
+def test_numbers_on_another_device_take_no_memory_and_keep_their_order() -> None:
+    """An optimizer counts its steps on the host while its parameters are on a GPU."""
+    model, x, y = mlp(), torch.randn(4, 6), torch.zeros(4, dtype=torch.long)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    captured = capture(StepRequest(model, (x, y), Mode.TRAINING, functional.cross_entropy, optimizer))
+    graph_module, _ = rewrite(captured)
+    here = build_dataflow(graph_module, torch.device("cpu"))
+    elsewhere = build_dataflow(graph_module, torch.device("meta"))
+    assert sum(array.size_bytes for array in here.problem.arrays) > 0
+    assert [array.size_bytes for array in elsewhere.problem.arrays] == [0] * len(here.problem.arrays)
+    assert all(array is None for results in elsewhere.produced for array in results)
+    assert elsewhere.problem.before == here.problem.before
+    assert [array.consumers for array in elsewhere.problem.arrays] == [
+        array.consumers for array in here.problem.arrays
+    ]

@@ -31,12 +31,12 @@ class AllocationTimes:
     Attributes:
         requests: how many blocks were requested.
         stock_seconds: by PyTorch's allocator.
-        served_seconds: from the planned buffer.
+        served_seconds: from the planned buffer; None where there is no native allocator.
     """
 
     requests: int
     stock_seconds: float
-    served_seconds: float
+    served_seconds: float | None
 
 
 def allocation_times(events: Sequence[AllocationEvent], device: str) -> AllocationTimes:
@@ -49,21 +49,23 @@ def allocation_times(events: Sequence[AllocationEvent], device: str) -> Allocati
     """
     mine = [each for each in events if each.on_planning_thread and each.size_bytes]
     requests = [(each.kind is EventKind.FREE, each.block, each.size_bytes) for each in mine]
-    program, count = _program(mine)
+    count = sum(not is_free for is_free, _, _ in requests)
     stock = min(_replay(requests) for _ in range(REPETITIONS))
-    served = min(_served(program, requests) for _ in range(REPETITIONS))
-    return AllocationTimes(count, stock, served)
+    if not arena.available():
+        return AllocationTimes(count, stock, None)
+    program = _program(mine)
+    return AllocationTimes(count, stock, min(_served(program, requests) for _ in range(REPETITIONS)))
 
 
-def _program(events: Sequence[AllocationEvent]) -> tuple[arena.CpuArena, int]:
+def _program(events: Sequence[AllocationEvent]) -> arena.Arena:
     """A buffer in which every block has its place; its memory is never touched."""
-    placement = place(spans_of(events, arena.ALIGNMENT_BYTES), method="birth-first-fit")
+    placement = place(spans_of(events, arena.alignment_of(torch.device("cpu"))), method="birth-first-fit")
     sizes = [each.size_bytes for each in events if each.kind is EventKind.ALLOC]
     planned = [
         arena.PlannedRequest(0, ordinal, size, offset)
         for ordinal, (size, offset) in enumerate(zip(sizes, placement.offsets, strict=True))
     ]
-    return arena.CpuArena(arena.CpuBuffer(placement.height_bytes), 1, planned), len(sizes)
+    return arena.Arena(arena.Buffer(placement.height_bytes), 1, planned)
 
 
 def _replay(requests: Sequence[Request], device: str = "cpu") -> float:
@@ -80,7 +82,7 @@ def _replay(requests: Sequence[Request], device: str = "cpu") -> float:
     return seconds
 
 
-def _served(program: arena.CpuArena, requests: Sequence[Request]) -> float:
+def _served(program: arena.Arena, requests: Sequence[Request]) -> float:
     with program.region():
         program.begin_operator(0)
         seconds = _replay(requests)

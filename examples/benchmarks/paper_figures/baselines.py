@@ -28,7 +28,7 @@ class Needed:
     Attributes:
         live_bytes: most bytes requested and not yet freed (OLLA §5.3).
         reserved_bytes: what the allocator reserved, or would have, for this.
-        fragmentation: of the allocator (OLLA §5.4), 0 to 1.
+        fragmentation: share of these reserved bytes that is not in use at their peak (OLLA §5.4), 0 to 1.
         source: how it was seen.
         allocator: the settings of the allocator, or its model.
     """
@@ -70,10 +70,12 @@ def measured_on_cuda(step: Callable[[], object], before_bytes: int | None = None
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated(device) if before_bytes is None else before_bytes
     baseline = measure_cuda_baseline(step, device)
+    reserved_bytes = baseline.max_reserved_bytes - before
+    wasted_bytes = baseline.fragmentation * baseline.max_reserved_bytes
     return Needed(
         baseline.max_allocated_bytes - before,
-        baseline.max_reserved_bytes - before,
-        baseline.fragmentation,
+        reserved_bytes,
+        wasted_bytes / reserved_bytes if reserved_bytes else 0.0,
         MEASURED,
         baseline.allocator_settings or "default",
     )

@@ -38,6 +38,12 @@ def _less(eager: int, planned: int) -> float:
     return (eager - planned) / eager
 
 
+def _fragmentation_with_static(row: Row) -> float:
+    """What of all reserved bytes, weights included, is not in use."""
+    reserved = row["eager"]["reserved_bytes"]
+    return row["eager"]["fragmentation"] * reserved / (reserved + row["static_bytes"])
+
+
 SOURCE = Column("eager seen", "eager_source", at("eager.source"))
 STATIC = _mib("weights, state, inputs", "static", at("static_bytes"))
 INDUCTOR = _mib("inductor, live", "inductor_live", at("inductor.live_bytes"))
@@ -50,6 +56,7 @@ REORDERING = Figure(
         SOURCE,
         _mib("eager, live", "eager_live", at("eager.live_bytes")),
         _mib("planned peak", "planned_peak", _planned),
+        _mib("planned, live on the GPU", "planned_live", at("planned.live_bytes")),
         _mib("lower bound", "lower_bound", lambda row: row["lower_bound_bytes"] + row["output_bytes"]),
         _percent("reduction", "reduction", lambda row: _less(row["eager"]["live_bytes"], _planned(row))),
         STATIC,
@@ -84,6 +91,11 @@ FRAGMENTATION = Figure(
         _mib("eager, reserved", "eager_reserved", at("eager.reserved_bytes")),
         _percent("eager, fragmentation", "eager_fragmentation", at("eager.fragmentation")),
         _percent(
+            "eager, fragmentation, weights counted",
+            "eager_fragmentation_with_static",
+            _fragmentation_with_static,
+        ),
+        _percent(
             "eager, expandable segments",
             "expandable_fragmentation",
             at("expandable.fragmentation"),
@@ -95,6 +107,7 @@ FRAGMENTATION = Figure(
     ),
     (
         Series("eager_fragmentation_percent", paper=citations.OLLA_FRAGMENTATION),
+        Series("eager_fragmentation_with_static_percent", paper=citations.OLLA_FRAGMENTATION),
         Series(
             "planned_fragmentation_percent",
             paper=(citations.Citation(0.0, "OLLA §5.4, Figure 8", None, "all"),),
@@ -236,6 +249,7 @@ TOTAL = Figure(
         _mib("eager, expandable segments", "expandable_reserved", at("expandable.reserved_bytes")),
         _mib("inductor, reserved", "inductor_reserved", at("inductor.reserved_bytes")),
         _mib("planned: buffer and outputs", "planned", _in_buffer),
+        Column("arrays live in", "binding", at("binding")),
         _mib("planned, reserved on the GPU", "planned_reserved", at("planned.reserved_bytes")),
         _percent(
             "reduction", "reduction", lambda row: _less(row["eager"]["reserved_bytes"], _in_buffer(row))

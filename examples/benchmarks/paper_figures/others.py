@@ -79,7 +79,8 @@ SEKIYAMA_TIME = Figure(
     ),
     (Series("ratio", "median", per_group=False), Series("paper_ratio", "median", per_group=False)),
     "ratio of times",
-    "Medians of pairs of steps, one right after the other. The paper's times are a P100's, with Chainer 3.",
+    "Medians of pairs of steps, one right after the other; on a CPU, of the smallest batch and inference. "
+    "The paper's times are a P100's, with Chainer 3.",
 )
 
 SMARTPOOL = Figure(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .figure import Figure, Row, Series, points
+from .figure import Figure, Row, points
 
 INSTALL = "pip install 'olla-fx[plot]'"
 
@@ -59,7 +59,7 @@ def _draw_bars(axes: Any, figure: Figure, rows: Sequence[Row]) -> None:
         places = [at + width * (number - (len(drawn) - 1) / 2) for at in range(len(rows))]
         bars = [(place, value) for place, value in zip(places, values, strict=True) if value is not None]
         axes.bar([at for at, _ in bars], [value for _, value in bars], width, label=column.title)
-    _draw_references(axes, figure.series)
+    _draw_references(axes.axhline, figure)
     axes.set_xticks(range(len(rows)), [f"{row['model']} {row['batch']}" for row in rows], rotation=75)
     axes.set_ylabel(figure.unit)
     if figure.logarithmic:
@@ -68,12 +68,12 @@ def _draw_bars(axes: Any, figure: Figure, rows: Sequence[Row]) -> None:
         axes.axhline(1, color="black", linewidth=0.8)
 
 
-def _draw_references(axes: Any, drawn: Sequence[Series]) -> None:
+def _draw_references(line: Callable[..., Any], figure: Figure) -> None:
     """What the paper has, as dashed lines."""
-    cited = dict.fromkeys(each for series in drawn for each in series.paper)
+    cited = dict.fromkeys(each for series in figure.series for each in (*series.paper, *figure.references))
     for number, each in enumerate(cited):
         group = "" if each.group is None else f", batch {each.group}"
-        axes.axhline(
+        line(
             each.value, color=f"C{number + 5}", linestyle="--", linewidth=1,
             label=f"paper, {each.words}{group}: {each.value:g}",
         )  # fmt: skip
@@ -90,6 +90,7 @@ def _draw_curves(axes: Any, figure: Figure, rows: Sequence[Row]) -> None:
             [seconds for seconds, _ in found], [value for _, value in found], where="post",
             label=f"{row['model']} {row['batch']}",
         )  # fmt: skip
+    _draw_references(axes.axvline, figure)
     axes.set_xscale("log")
     axes.set_xlabel("seconds")
     axes.set_ylabel(figure.unit)

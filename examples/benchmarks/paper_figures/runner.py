@@ -66,12 +66,16 @@ def apart(script: Path, time_limit: float, threads: int | None) -> Measure:
     """
 
     def measure(job: Job) -> dict[str, Any]:
-        environment = {"OLLA_FX_CACHE_DIR": "", "PYTHONWARNINGS": "ignore", "TRANSFORMERS_VERBOSITY": "error"}
+        environment: dict[str, str | None] = {
+            "OLLA_FX_CACHE_DIR": "",
+            "PYTHONWARNINGS": "ignore",
+            "TRANSFORMERS_VERBOSITY": "error",
+        }
         if threads:
             environment["OMP_NUM_THREADS"] = str(threads)
         if job.device == "cuda":
-            # Read when torch is imported; the second is its former name.
-            environment |= {"PYTORCH_ALLOC_CONF": job.allocator, "PYTORCH_CUDA_ALLOC_CONF": job.allocator}
+            # Read when torch is imported; the second is its former name, which comes first where it is set.
+            environment |= {"PYTORCH_ALLOC_CONF": job.allocator or None, "PYTORCH_CUDA_ALLOC_CONF": None}
         command = [sys.executable, str(script), "--one", json.dumps(job.to_json())]
         return run_apart(command, environment=environment, time_limit=time_limit)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from olla_fx.arena import AllocationEvent, EventKind, record_events
+from olla_fx.arena import AllocationEvent, EventKind, available, record_events
 from olla_fx.baseline import BaselineSource, dispatched_events
 from olla_fx.capture import Mode, StepRequest
 from olla_fx.capture.eager import FakeStep
@@ -71,10 +71,10 @@ def trace(
     Args:
         case: model, example and loss.
         optimizer: for training; None for inference.
-        run: whether to run it where its memory is there.
+        run: whether to run it where its memory and the native allocator are there.
     """
     events = followed(case, optimizer)
-    if not run or not fits(live_peak_bytes(events)):
+    if not run or not available() or not fits(live_peak_bytes(events)):
         return events, BaselineSource.DISPATCHED
     return recorded(eager_step(case, optimizer)), BaselineSource.RECORDED
 

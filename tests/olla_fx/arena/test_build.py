@@ -24,7 +24,7 @@ if not found[0]:
     with arena.interrupted():
         pass
     try:
-        arena.CpuArena(arena.CpuBuffer(0), 0, [])
+        arena.Arena(arena.Buffer(0), 0, [])
     except arena.ArenaUnavailableError as error:
         print("REFUSED", error)
 """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from olla_fx.arena import CpuArena, CpuBuffer, PlannedRequest
+from olla_fx.arena import Arena, Buffer, PlannedRequest
 
 
 def test_lifetimes_follow_requests_and_frees() -> None:
-    arena = CpuArena(CpuBuffer(0), 3, [])
+    arena = Arena(Buffer(0), 3, [])
     with arena.region(record=True):
         arena.begin_operator(0)
         first = torch.empty(100)
@@ -33,7 +33,7 @@ def test_lifetimes_follow_requests_and_frees() -> None:
 
 
 def test_a_served_run_is_recorded_too() -> None:
-    arena = CpuArena(CpuBuffer(1024), 2, [PlannedRequest(0, 0, 400, 64)])
+    arena = Arena(Buffer(1024), 2, [PlannedRequest(0, 0, 400, 64)])
     with arena.region(record=True):
         arena.begin_operator(0)
         torch.empty(100)
@@ -48,7 +48,7 @@ def test_a_served_run_is_recorded_too() -> None:
 
 
 def test_an_address_that_is_used_again_belongs_to_several_blocks() -> None:
-    arena = CpuArena(CpuBuffer(0), 100, [])
+    arena = Arena(Buffer(0), 100, [])
     with arena.region(record=True):
         for operator in range(100):
             arena.begin_operator(operator)
@@ -60,7 +60,7 @@ def test_an_address_that_is_used_again_belongs_to_several_blocks() -> None:
 
 
 def test_blocks_from_before_the_run_are_ignored() -> None:
-    arena = CpuArena(CpuBuffer(0), 1, [])
+    arena = Arena(Buffer(0), 1, [])
     with arena.region(record=True):
         arena.begin_operator(0)
         old = torch.empty(100)
@@ -71,7 +71,7 @@ def test_blocks_from_before_the_run_are_ignored() -> None:
 
 
 def test_a_run_that_is_not_recorded_leaves_no_recording() -> None:
-    arena = CpuArena(CpuBuffer(0), 1, [])
+    arena = Arena(Buffer(0), 1, [])
     for record, expected in ((True, 1), (False, 0)):
         with arena.region(record=record):
             arena.begin_operator(0)
@@ -80,7 +80,7 @@ def test_a_run_that_is_not_recorded_leaves_no_recording() -> None:
 
 
 def test_convolution_scratch_is_recorded_with_its_free() -> None:
-    arena = CpuArena(CpuBuffer(0), 1, [])
+    arena = Arena(Buffer(0), 1, [])
     image, weight = torch.randn(1, 16, 56, 56), torch.randn(32, 16, 3, 3)
     with arena.region(record=True):
         arena.begin_operator(0)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from olla_fx.arena import (
+    Arena,
     ArenaBusyError,
+    Buffer,
     Counters,
-    CpuArena,
-    CpuBuffer,
     PlannedRequest,
     begin_operator_function,
     in_region,
@@ -24,8 +24,8 @@ def floats(count: int) -> torch.Tensor:
     return torch.empty(count, dtype=torch.float32)
 
 
-def two_places() -> CpuArena:
-    return CpuArena(CpuBuffer(2048), 2, [PlannedRequest(0, 0, 400, 0), PlannedRequest(1, 0, 800, 512)])
+def two_places() -> Arena:
+    return Arena(Buffer(2048), 2, [PlannedRequest(0, 0, 400, 0), PlannedRequest(1, 0, 800, 512)])
 
 
 def test_matching_requests_get_their_planned_addresses() -> None:
@@ -43,7 +43,7 @@ def test_matching_requests_get_their_planned_addresses() -> None:
 
 
 def test_a_request_that_does_not_fit_goes_to_the_stock_allocator_and_is_logged() -> None:
-    arena = CpuArena(CpuBuffer(2048), 1, [PlannedRequest(0, 0, 400, 0), PlannedRequest(0, 1, 800, 512)])
+    arena = Arena(Buffer(2048), 1, [PlannedRequest(0, 0, 400, 0), PlannedRequest(0, 1, 800, 512)])
     with arena.region():
         arena.begin_operator(0)
         larger = floats(101)
@@ -62,7 +62,7 @@ def test_a_request_that_does_not_fit_goes_to_the_stock_allocator_and_is_logged()
 
 
 def test_a_smaller_request_reuses_the_place() -> None:
-    arena = CpuArena(CpuBuffer(2048), 1, [PlannedRequest(0, 0, 400, 0), PlannedRequest(0, 1, 800, 512)])
+    arena = Arena(Buffer(2048), 1, [PlannedRequest(0, 0, 400, 0), PlannedRequest(0, 1, 800, 512)])
     with arena.region():
         arena.begin_operator(0)
         addresses = [floats(count).data_ptr() - arena.buffer.address for count in (99, 1)]
@@ -71,8 +71,8 @@ def test_a_smaller_request_reuses_the_place() -> None:
 
 
 def test_two_programs_share_a_buffer_and_run_in_turn() -> None:
-    buffer = CpuBuffer(1024)
-    arenas = [CpuArena(buffer, 1, [PlannedRequest(0, 0, 400, offset)]) for offset in (0, 64)]
+    buffer = Buffer(1024)
+    arenas = [Arena(buffer, 1, [PlannedRequest(0, 0, 400, offset)]) for offset in (0, 64)]
     for arena, offset in zip(arenas, (0, 64), strict=True):
         with arena.region():
             arena.begin_operator(0)
@@ -89,7 +89,7 @@ def test_two_programs_share_a_buffer_and_run_in_turn() -> None:
     assert buffer.contains(kept.data_ptr())
 
 
-def enter_and_leave(arena: CpuArena) -> None:
+def enter_and_leave(arena: Arena) -> None:
     with arena.region():
         pass
 
@@ -102,7 +102,7 @@ def test_requests_before_the_first_operator_are_outside() -> None:
 
 
 def test_outputs_are_left_outside_on_purpose_and_counted_apart() -> None:
-    arena = CpuArena(CpuBuffer(0), 1, [PlannedRequest(0, 0, 400, None)])
+    arena = Arena(Buffer(0), 1, [PlannedRequest(0, 0, 400, None)])
     with arena.region():
         arena.begin_operator(0)
         output = floats(100)
@@ -157,7 +157,7 @@ def test_counters_start_anew_with_every_run() -> None:
 
 
 def test_poison_fills_the_whole_buffer() -> None:
-    arena = CpuArena(CpuBuffer(800), 1, [PlannedRequest(0, 0, 800, 0)])
+    arena = Arena(Buffer(800), 1, [PlannedRequest(0, 0, 800, 0)])
     with arena.region():
         arena.begin_operator(0)
         block = floats(200)
@@ -220,14 +220,14 @@ def test_two_arenas_take_turns() -> None:
 def test_convolution_scratch_lives_in_the_buffer_and_the_result_is_the_same(record: bool) -> None:
     image, weight = torch.randn(2, 16, 32, 32), torch.randn(32, 16, 3, 3)
     expected = torch.conv2d(image, weight, padding=1)
-    recorder = CpuArena(CpuBuffer(0), 1, [])
+    recorder = Arena(Buffer(0), 1, [])
     with recorder.region(record=True):
         recorder.begin_operator(0)
         torch.conv2d(image, weight, padding=1)
     sizes = [request.size_bytes for request in recorder.recording()]
     offsets = [sum(-(-size // 64) * 64 for size in sizes[:position]) for position in range(len(sizes))]
-    arena = CpuArena(
-        CpuBuffer(offsets[-1] + sizes[-1]),
+    arena = Arena(
+        Buffer(offsets[-1] + sizes[-1]),
         1,
         [
             PlannedRequest(0, position, size, offset)
@@ -246,7 +246,7 @@ def test_convolution_scratch_lives_in_the_buffer_and_the_result_is_the_same(reco
 
 
 def test_a_place_whose_block_is_alive_is_not_served() -> None:
-    arena = CpuArena(CpuBuffer(512), 2, [PlannedRequest(0, 0, 400, 0), PlannedRequest(1, 0, 400, 64)])
+    arena = Arena(Buffer(512), 2, [PlannedRequest(0, 0, 400, 0), PlannedRequest(1, 0, 400, 64)])
     with arena.region():
         arena.begin_operator(0)
         alive = torch.ones(100)
@@ -259,7 +259,7 @@ def test_a_place_whose_block_is_alive_is_not_served() -> None:
 
 
 def test_loose_runs_match_by_size_alone() -> None:
-    arena = CpuArena(CpuBuffer(2048), 1, [PlannedRequest(0, 0, 400, 0), PlannedRequest(0, 1, 800, 512)])
+    arena = Arena(Buffer(2048), 1, [PlannedRequest(0, 0, 400, 0), PlannedRequest(0, 1, 800, 512)])
     with arena.region(loose=True):
         arena.begin_operator(0)
         addresses = [block.data_ptr() for block in (floats(5), floats(200), floats(100))]
@@ -269,9 +269,7 @@ def test_loose_runs_match_by_size_alone() -> None:
 
 
 def test_loose_runs_never_serve_a_place_that_is_occupied() -> None:
-    arena = CpuArena(
-        CpuBuffer(1024), 3, [PlannedRequest(operator, 0, 400, 64 * operator) for operator in range(3)]
-    )
+    arena = Arena(Buffer(1024), 3, [PlannedRequest(operator, 0, 400, 64 * operator) for operator in range(3)])
     with arena.region(loose=True):
         arena.begin_operator(0)
         first = torch.full((100,), 1.0)
@@ -296,12 +294,12 @@ def test_loose_runs_never_serve_a_place_that_is_occupied() -> None:
 )
 def test_programs_that_cannot_be_are_refused(requests: list[PlannedRequest], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        CpuArena(CpuBuffer(128), 2, requests)
+        Arena(Buffer(128), 2, requests)
 
 
 def test_a_buffer_beyond_all_memory_is_a_memory_error() -> None:
     with pytest.raises(MemoryError, match="cannot allocate a buffer"):
-        CpuArena(CpuBuffer(2**60), 0, [])
+        Arena(Buffer(2**60), 0, [])
 
 
 def test_begin_operator_refuses_what_is_no_number() -> None:

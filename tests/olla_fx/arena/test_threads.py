@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from olla_fx.arena import ArenaBusyError, CpuArena, CpuBuffer, PlannedRequest, record_events
+from olla_fx.arena import Arena, ArenaBusyError, Buffer, PlannedRequest, record_events
 
 
 def run_on_another_thread(action: Callable[[], None]) -> None:
@@ -38,7 +38,7 @@ def two_threads() -> Iterator[None]:
 
 
 def test_other_threads_are_counted_apart_and_never_served() -> None:
-    arena = CpuArena(CpuBuffer(512), 1, [PlannedRequest(0, 0, 400, 0)])
+    arena = Arena(Buffer(512), 1, [PlannedRequest(0, 0, 400, 0)])
     kept: list[torch.Tensor] = []
     with arena.region(record=True):
         arena.begin_operator(0)
@@ -52,7 +52,7 @@ def test_other_threads_are_counted_apart_and_never_served() -> None:
 
 
 def test_a_busy_arena_refuses_another_thread() -> None:
-    arena = CpuArena(CpuBuffer(512), 1, [])
+    arena = Arena(Buffer(512), 1, [])
 
     def enter() -> None:
         assert arena.is_busy
@@ -65,7 +65,7 @@ def test_a_busy_arena_refuses_another_thread() -> None:
 
 
 def test_a_served_block_may_be_freed_by_another_thread() -> None:
-    arena = CpuArena(CpuBuffer(512), 2, [PlannedRequest(0, 0, 400, 0), PlannedRequest(1, 0, 400, 0)])
+    arena = Arena(Buffer(512), 2, [PlannedRequest(0, 0, 400, 0), PlannedRequest(1, 0, 400, 0)])
     kept: list[torch.Tensor] = []
     with arena.region(record=True):
         arena.begin_operator(0)
@@ -86,7 +86,7 @@ def test_two_threads_run_their_own_arenas() -> None:
     failures: list[str] = []
 
     def work(value: float) -> None:
-        arena = CpuArena(CpuBuffer(4096), 1, [PlannedRequest(0, 0, 4000, 0)])
+        arena = Arena(Buffer(4096), 1, [PlannedRequest(0, 0, 4000, 0)])
         for _ in range(300):
             with arena.region():
                 arena.begin_operator(0)
@@ -113,7 +113,7 @@ def test_attention_backward_in_bf16_keeps_its_gradients(two_threads: None) -> No
         attended = functional.scaled_dot_product_attention(query, query, query)
         return torch.autograd.grad(attended.float().square().sum(), query)[0]
 
-    recorder = CpuArena(CpuBuffer(0), 1, [])
+    recorder = Arena(Buffer(0), 1, [])
     expected = gradient()
     with recorder.region(record=True):
         recorder.begin_operator(0)
@@ -123,7 +123,7 @@ def test_attention_backward_in_bf16_keeps_its_gradients(two_threads: None) -> No
     for request in recording:
         requests.append(PlannedRequest(0, request.ordinal, request.size_bytes, end))
         end += -(-request.size_bytes // 64) * 64
-    arena = CpuArena(CpuBuffer(end), 1, requests)
+    arena = Arena(Buffer(end), 1, requests)
     for _ in range(5):
         arena.buffer.poison()
         with arena.region():
@@ -162,7 +162,7 @@ def test_random_requests_and_frees_on_three_threads_keep_every_block_intact() ->
     try:
         chooser = random.Random(7)
         for turn in range(150):
-            arena = CpuArena(CpuBuffer(count * 1024), count, requests)
+            arena = Arena(Buffer(count * 1024), count, requests)
             leaked = serve_everything(arena, chooser, record=turn % 3 == 0, failures=failures)
             inbox.extend(leaked)
     finally:
@@ -173,7 +173,7 @@ def test_random_requests_and_frees_on_three_threads_keep_every_block_intact() ->
 
 
 def serve_everything(
-    arena: CpuArena, chooser: random.Random, *, record: bool, failures: list[str]
+    arena: Arena, chooser: random.Random, *, record: bool, failures: list[str]
 ) -> list[torch.Tensor]:
     live: list[tuple[torch.Tensor, int]] = []
     with arena.region(record=record, loose=chooser.random() < 0.3):

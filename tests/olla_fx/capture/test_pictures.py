@@ -65,7 +65,7 @@ def test_what_a_picture_shows_a_glance_sees(value, new, chance):
         {1, 2},
         [[[[np.zeros(1)]]]],
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_changes_within_itself_is_left_to_pictures(value):
     with pytest.raises(LookupError):

@@ -1,8 +1,8 @@
-"""A buffer in main memory, and the programs by which steps' requests are served from it.
+"""A buffer on a device, and the programs by which steps' requests are served from it.
 
-This is OLLA §3.5 on the CPU allocator: inside a region, the requests of the thread that entered it get the
-addresses that were planned; a request that was not planned goes to PyTorch's own allocator and is counted.
-Recording follows "Profile-guided memory optimization" §4.1, interrupting §4.3.
+This is OLLA §3.5 on the device's own allocator: inside a region, the requests of the thread that entered it
+get the addresses that were planned; a request that was not planned goes to PyTorch's own allocator and is
+counted. Recording follows "Profile-guided memory optimization" §4.1, interrupting §4.3.
 
 Requests of zero bytes are invisible here: they are neither counted nor recorded and have no ordinal.
 """
@@ -13,10 +13,11 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from olla_fx.arena.build import NativeModule, native_module
+import torch
 
-ALIGNMENT_BYTES = 64
-"""PyTorch's kernels and oneDNN rely on blocks that start at multiples of this."""
+from olla_fx.arena.native import NativeModule, loaded_modules, native_module
+
+CPU = torch.device("cpu")
 
 _OUTSIDE_ON_PURPOSE = -1  # kOutsideOnPurpose of cursor.h
 
@@ -27,6 +28,14 @@ class ArenaBusyError(RuntimeError):
 
 class ArenaUnavailableError(RuntimeError):
     """There is no native allocator in this process: it could not be built, or is disabled."""
+
+
+def alignment_of(device: torch.device) -> int:
+    """What blocks start at multiples of, in bytes.
+
+    PyTorch's kernels, oneDNN and cuDNN rely on what the device's stock allocator gives.
+    """
+    return 512 if device.type == "cuda" else 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,8 @@ class Counters:
         outputs: requests that were left to the stock allocator on purpose.
         outside: requests that did not match the program, left to the stock allocator.
         outside_bytes: bytes they asked for.
-        requests_on_worker_threads: requests of all threads that are in no region, while this one ran.
+        requests_on_worker_threads: requests of all threads that are in no region, while this one ran, and of
+            this one on another stream or device than the step's.
     """
 
     served: int
@@ -96,11 +106,12 @@ class Counters:
     requests_on_worker_threads: int
 
 
-class CpuBuffer:
-    """One block of main memory in which the programs of any number of arenas run, one at a time.
+class Buffer:
+    """One block of a device's memory in which the programs of any number of arenas run, one at a time.
 
     Attributes:
         buffer_bytes: its size.
+        device: where it is.
         address: where it begins; 0 if it is empty.
 
     Raises:
@@ -108,12 +119,14 @@ class CpuBuffer:
         MemoryError: if it cannot be allocated.
     """
 
-    def __init__(self, buffer_bytes: int) -> None:
+    def __init__(self, buffer_bytes: int, device: torch.device = CPU) -> None:
         """Allocate the buffer."""
         if buffer_bytes < 0:
             raise ValueError(f"a buffer of {buffer_bytes} B cannot be")
-        self.memory = _require_native().Memory(buffer_bytes)
+        index = -1 if device.index is None else device.index
+        self.memory = _require_native(device).Memory(buffer_bytes, index)
         self.buffer_bytes = buffer_bytes
+        self.device = device
         self.address = self.memory.address
 
     def poison(self, byte: int = 0xFF) -> None:
@@ -130,7 +143,7 @@ class CpuBuffer:
         return self.memory.outstanding
 
 
-class CpuArena:
+class Arena:
     """One program in a buffer.
 
     Attributes:
@@ -145,10 +158,10 @@ class CpuArena:
 
     begin_operator: Callable[[int], None]
 
-    def __init__(self, buffer: CpuBuffer, operator_count: int, requests: Sequence[PlannedRequest]) -> None:
+    def __init__(self, buffer: Buffer, operator_count: int, requests: Sequence[PlannedRequest]) -> None:
         """Put a program into a buffer."""
-        _check_program(buffer.buffer_bytes, operator_count, requests)
-        native = _require_native()
+        _check_program(buffer, operator_count, requests)
+        native = self._native = _require_native(buffer.device)
         rows = [
             (
                 each.operator,
@@ -163,7 +176,7 @@ class CpuArena:
         self.buffer = buffer
 
     @contextlib.contextmanager
-    def region(self, *, record: bool = False, loose: bool = False) -> Iterator[CpuArena]:
+    def region(self, *, record: bool = False, loose: bool = False) -> Iterator[Arena]:
         """Serve this thread's requests from the buffer while the context lasts.
 
         Args:
@@ -192,7 +205,7 @@ class CpuArena:
     @property
     def is_busy(self) -> bool:
         """Whether :meth:`region` would refuse this thread now."""
-        return self.buffer.memory.is_busy or _require_native().in_region()
+        return self.buffer.memory.is_busy or self._native.in_region()
 
     def counters(self) -> Counters:
         """Counts of the last run, or of the one under way."""
@@ -207,21 +220,20 @@ class CpuArena:
         return tuple(self._arena.outside_log())
 
 
-def available() -> bool:
-    """Whether the native allocator can be used; builds it on the first call."""
-    return native_module() is not None
+def available(device: torch.device = CPU) -> bool:
+    """Whether a device's native allocator can be used; builds it on the first call."""
+    return native_module(device.type) is not None
 
 
-def begin_operator_function() -> Callable[[int], None]:
+def begin_operator_function(device: torch.device = CPU) -> Callable[[int], None]:
     """What emitted code calls before each operator: the native function, or one that does nothing."""
-    native = native_module()
+    native = native_module(device.type)
     return _begin_nothing if native is None else native.begin_operator
 
 
 def in_region() -> bool:
     """Whether the calling thread is in a region of any arena."""
-    native = native_module()
-    return native is not None and native.in_region()
+    return any(native.in_region() for native in loaded_modules())
 
 
 @contextlib.contextmanager
@@ -231,31 +243,33 @@ def interrupted() -> Iterator[None]:
     They are not counted, not recorded, and do not move the ordinal; ``begin_operator`` does nothing
     meanwhile, so that another planned step may run in here. May be nested; does nothing outside of regions.
     """
-    native = native_module()
-    if native is None:
-        yield
-        return
-    native.interrupt()
+    natives = loaded_modules()
+    for native in natives:
+        native.interrupt()
     try:
         yield
     finally:
-        native.resume()
+        for native in natives:
+            native.resume()
 
 
 def _begin_nothing(operator: int) -> None:
     """Stands in for the native function where there is none."""
 
 
-def _require_native() -> NativeModule:
-    native = native_module()
+def _require_native(device: torch.device) -> NativeModule:
+    native = native_module(device.type)
     if native is None:
-        raise ArenaUnavailableError("there is no native allocator: it could not be built, or is disabled")
+        raise ArenaUnavailableError(
+            f"there is no native allocator for {device}: it could not be built, or is disabled"
+        )
     return native
 
 
-def _check_program(buffer_bytes: int, operator_count: int, requests: Sequence[PlannedRequest]) -> None:
+def _check_program(buffer: Buffer, operator_count: int, requests: Sequence[PlannedRequest]) -> None:
     if operator_count < 0:
         raise ValueError(f"a program of {operator_count} operators cannot be")
+    alignment_bytes = alignment_of(buffer.device)
     seen: set[tuple[int, int]] = set()
     for each in requests:
         where = f"request {each.ordinal} of operator {each.operator}"
@@ -268,8 +282,10 @@ def _check_program(buffer_bytes: int, operator_count: int, requests: Sequence[Pl
             raise ValueError(f"{where} is of {each.size_bytes} B; only requests of a byte or more are seen")
         if each.offset is None:
             continue
-        if each.offset < 0 or each.offset + each.size_bytes > buffer_bytes:
+        if each.offset < 0 or each.offset + each.size_bytes > buffer.buffer_bytes:
             end = each.offset + each.size_bytes
-            raise ValueError(f"{where}, at [{each.offset}, {end}), is not inside the {buffer_bytes} B buffer")
-        if each.offset % ALIGNMENT_BYTES:
-            raise ValueError(f"{where}: offset {each.offset} is no multiple of {ALIGNMENT_BYTES}")
+            raise ValueError(
+                f"{where}, at [{each.offset}, {end}), is not inside the {buffer.buffer_bytes} B buffer"
+            )
+        if each.offset % alignment_bytes:
+            raise ValueError(f"{where}: offset {each.offset} is no multiple of {alignment_bytes}")

@@ -1,0 +1,93 @@
+"""Where the headers of CUDA are, that the CUDA allocator is compiled with.
+
+A toolkit has them, and so have packages of pip's: the CUDA runtime's, which torch's own wheels for CUDA
+depend on, with ``nvidia-cuda-crt`` beside it, and Triton's. Only headers of the CUDA that torch was built
+with are taken: torch's own headers are written for them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from olla_fx.arena.build import Library
+
+_VERSION_HEADER = "cuda.h"
+# The last is in a package of its own, which torch's wheels do not bring along.
+_HEADERS = (_VERSION_HEADER, "cuda_runtime_api.h", "crt/host_config.h")
+
+
+class CudaHeadersError(RuntimeError):
+    """There are no headers of CUDA here, or only those of another version."""
+
+
+def library() -> Library:
+    """The library of the CUDA allocator.
+
+    Raises:
+        CudaHeadersError: when torch has no CUDA, or its CUDA's headers are not found.
+    """
+    wanted = torch.version.cuda
+    if wanted is None:
+        raise CudaHeadersError(f"this torch ({torch.__version__}) was built without CUDA")
+    torch_libraries = Path(torch.__file__).parent / "lib"
+    return Library(
+        "olla_fx_cuda_arena",
+        "cuda_arena.cpp",
+        (str(include_folder(wanted)),),
+        (f"-L{torch_libraries}", "-lc10_cuda", "-ltorch_cuda"),
+    )
+
+
+def include_folder(wanted: str) -> Path:
+    """The folder of the headers of a CUDA.
+
+    Args:
+        wanted: the version, as in ``torch.version.cuda``; its first number must agree.
+
+    Raises:
+        CudaHeadersError: naming the folders that were looked into and the versions found.
+    """
+    major = wanted.split(".")[0]
+    found: list[str] = []
+    for folder in _candidates(major):
+        version = headers_version(folder)
+        if version is not None and version.split(".")[0] == major:
+            return folder
+        found.append(f"{folder} ({'incomplete' if version is None else f'CUDA {version}'})")
+    raise CudaHeadersError(
+        f"torch {torch.__version__} was built with CUDA {wanted}, and its headers are in none of: "
+        + ", ".join(found)
+    )
+
+
+def headers_version(folder: Path) -> str | None:
+    """The version of the CUDA headers in a folder; None if they are not (all) there."""
+    if not all((folder / each).is_file() for each in _HEADERS):
+        return None
+    text = (folder / _VERSION_HEADER).read_text(encoding="utf-8", errors="replace")
+    match = re.search(r"^#define\s+CUDA_VERSION\s+(\d+)", text, re.MULTILINE)
+    if match is None:
+        return None
+    number = int(match.group(1))
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _candidates(major: str) -> Iterator[Path]:
+    """Folders to look into, the user's choice first."""
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(variable):
+            yield Path(os.environ[variable]) / "include"
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
+        yield Path(root) / f"cu{major}" / "include"
+        yield Path(root) / "cuda_runtime" / "include"
+    spec = importlib.util.find_spec("triton")
+    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
+        yield Path(root) / "backends" / "nvidia" / "include"
+    yield Path("/usr/local/cuda/include")

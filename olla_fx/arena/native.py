@@ -1,0 +1,148 @@
+"""The native allocators of this process: one for each kind of device, built when first needed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+
+from olla_fx.arena import build, cuda_headers
+
+DISABLING_VARIABLE = "OLLA_FX_DISABLE_ARENA"
+
+_CPU = build.Library("olla_fx_cpu_arena", "cpu_arena.cpp")
+_CPU_NEEDS = (
+    "Install a C++ compiler (Debian, Ubuntu: apt-get install g++), the headers of this Python, and ninja "
+    "(pip install ninja), or name the compiler in CXX"
+)
+_CUDA_NEEDS = (
+    f"{_CPU_NEEDS}; and give it CUDA's headers of the version that torch was built with: name the toolkit's "
+    "folder in CUDA_HOME, or pip install nvidia-cuda-crt of that version beside torch's other CUDA packages"
+)
+
+
+class NativeMemory(Protocol):
+    """A buffer for one or more arenas."""
+
+    is_busy: bool
+    address: int
+    outstanding: int
+
+    def poison(self, byte: int) -> None:
+        """Fill the buffer."""
+
+
+class NativeArena(Protocol):
+    """One program in a memory, as the native module knows it; rows are plain tuples."""
+
+    def enter(self, record: bool, loose: bool) -> bool:
+        """Start a run on this thread; False if that is impossible now."""
+
+    def exit(self) -> bool:
+        """End this thread's run; False if this thread runs no step in this arena."""
+
+    def counters(self) -> tuple[int, int, int, int, int, int]:
+        """The fields of ``Counters``."""
+
+    def outside_log(self) -> list[tuple[int, int, int]]:
+        """Operator, ordinal and bytes of requests that were not planned."""
+
+    def recording(self) -> list[tuple[int, int, int, int, int, int | None, int | None, bool, bool]]:
+        """The fields of ``RecordedRequest``."""
+
+
+class NativeModule(Protocol):
+    """What ``module.h`` exports."""
+
+    begin_operator: Callable[[int], None]
+
+    def Memory(self, size_bytes: int, device_index: int) -> NativeMemory:
+        """Allocate a buffer; on the present device if the index is negative."""
+
+    def Arena(
+        self, memory: NativeMemory, operator_count: int, requests: Sequence[tuple[int, int, int, int]]
+    ) -> NativeArena:
+        """Put a program into a buffer."""
+
+    def interrupt(self) -> None:
+        """Leave this thread's requests to the stock allocator, uncounted, until ``resume``."""
+
+    def resume(self) -> None:
+        """Take back one ``interrupt``."""
+
+    def in_region(self) -> bool:
+        """Whether this thread is in a region."""
+
+    def start_events(self) -> bool:
+        """Record every thread's requests; False if somebody does already."""
+
+    def stop_events(self) -> list[tuple[bool, int, int, bool]]:
+        """End the recording: is it a free, block, bytes, on the planning thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Build:
+    module: NativeModule | None
+    seconds: float | None
+
+
+_lock = threading.Lock()
+_builds: dict[str, _Build] = {}
+
+
+def native_module(device_type: str = "cpu") -> NativeModule | None:
+    """A device's native module, built and installed on the first call; None where that is impossible.
+
+    Warns once per process and device, with what to do about it, when the build fails.
+
+    Args:
+        device_type: ``cpu`` or ``cuda``; other devices have none.
+    """
+    if os.environ.get(DISABLING_VARIABLE, "") not in ("", "0") or device_type not in ("cpu", "cuda"):
+        return None
+    with _lock:
+        if device_type not in _builds:
+            _builds[device_type] = _build(device_type)
+        return _builds[device_type].module
+
+
+def loaded_modules() -> list[NativeModule]:
+    """The native modules that were made in this process."""
+    return [each.module for each in list(_builds.values()) if each.module is not None]
+
+
+def build_seconds() -> float | None:
+    """Seconds that making native modules took in this process; None if none was made (yet)."""
+    made = [each.seconds for each in list(_builds.values()) if each.seconds is not None]
+    return sum(made) if made else None
+
+
+def _build(device_type: str) -> _Build:
+    started = time.perf_counter()
+    try:
+        if device_type == "cuda":
+            # The present allocator's state is made with the driver's context.
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+        library = cuda_headers.library() if device_type == "cuda" else _CPU
+        module = cast(NativeModule, build.load(library))
+        return _Build(module, time.perf_counter() - started)
+    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        warnings.warn(_advice(device_type, error), RuntimeWarning, stacklevel=5)
+        return _Build(None, None)
+
+
+def _advice(device_type: str, error: Exception) -> str:
+    reason = str(error).strip().splitlines()
+    needs = _CUDA_NEEDS if device_type == "cuda" else _CPU_NEEDS
+    return (
+        f"olla_fx cannot build its {device_type.upper()} allocator, so steps run in the planned order but "
+        f"with PyTorch's own allocator, not in one buffer. {needs}; set {DISABLING_VARIABLE}=1 to do without "
+        f"and without this warning. Reason: {type(error).__name__}: {reason[0] if reason else 'unknown'}"
+    )

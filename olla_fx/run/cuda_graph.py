@@ -1,0 +1,244 @@
+"""A planned step as one CUDA graph.
+
+In its buffer a step works on the same addresses every time, so that its kernels can be captured once and
+launched together. What is not in the buffer must keep its address, too: inputs are copied into slots of the
+graph's own, results out of them; parameters, buffers and optimizer state are used where they are, and a
+graph is captured anew when one of them has moved. Numbers are baked into a graph: it is captured anew when a
+learning rate has changed, a few times, after which the step runs without a graph and says why.
+
+The first settled step runs on the stream that is to be captured, because libraries allocate when they first
+work on a stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import warnings
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from olla_fx import arena
+from olla_fx.capture import CapturedStep, Mode, Role, StepRequest
+from olla_fx.errors import CaptureError, UnsupportedOptimizerError
+from olla_fx.run.copies import copies_of
+from olla_fx.run.executor import Executor
+from olla_fx.run.shared_buffer import Lease
+
+MOST_CAPTURES = 8
+"""A step whose numbers or addresses change so often runs without a graph."""
+
+
+def check_graph_request(request: StepRequest, device: torch.device) -> None:
+    """Refuse what no CUDA graph can hold.
+
+    Args:
+        request: what is to be planned.
+        device: where.
+
+    Raises:
+        CaptureError: outside of CUDA, and for the caller's own loop.
+        UnsupportedOptimizerError: for an optimizer that counts its steps on the host.
+    """
+    if device.type != "cuda":
+        raise CaptureError(f"cuda_graph=True needs model and inputs on a CUDA device; they are on {device}")
+    if request.mode is Mode.AUTOGRAD:
+        raise CaptureError(
+            "cuda_graph=True holds a whole training step or an inference: give loss_fn and optimizer, too, "
+            "or call model.eval()"
+        )
+    optimizer = request.optimizer
+    if optimizer is None or isinstance(optimizer, torch.optim.SGD):
+        return
+    name = type(optimizer).__name__
+    if "capturable" not in optimizer.defaults:
+        raise UnsupportedOptimizerError(
+            f"{name} counts its steps in numbers on the host, which a CUDA graph would hold on to: use "
+            "SGD, or an optimizer that has capturable=True"
+        )
+    for group in optimizer.param_groups:
+        if not group["capturable"] or not (
+            isinstance(group["lr"], torch.Tensor) or isinstance(optimizer, torch.optim.Rprop)
+        ):
+            raise UnsupportedOptimizerError(
+                "a CUDA graph bakes Python's numbers, so cuda_graph=True needs capturable=True and a tensor "
+                f"as learning rate: {name}(model.parameters(), lr=torch.tensor(1e-3, device=...), "
+                "capturable=True)"
+            )
+
+
+@dataclass(frozen=True)
+class _Captured:
+    """A graph, and what it is valid for.
+
+    Attributes:
+        graph: launches all kernels of a step.
+        program: what served the captured step; once it is gone, so may be its buffer.
+        slots: for each placeholder that is an example, the graph's own tensor.
+        addresses: of all other tensors.
+        numbers: what was baked.
+        results: the graph's own.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    program: weakref.ref[arena.Arena]
+    slots: dict[int, torch.Tensor]
+    addresses: tuple[int, ...]
+    numbers: tuple[float, ...]
+    results: list[Any]
+
+
+class GraphedStep:
+    """Runs one planned step, as a graph as soon and as long as that is possible.
+
+    Attributes:
+        fallback: why steps run without a graph; None as long as they may.
+        captures: how many graphs were captured.
+        replays: how many steps were replayed.
+    """
+
+    def __init__(self, captured: CapturedStep, executor: Executor) -> None:
+        """Prepare; captures nothing yet.
+
+        Args:
+            captured: the step.
+            executor: runs it as long as there is no graph.
+        """
+        self._executor = executor
+        self._device = captured.device
+        self._examples = [index for index, each in enumerate(captured.inputs) if each.role is Role.EXAMPLE]
+        self._tensors = [
+            index
+            for index, each in enumerate(captured.inputs)
+            if each.spec is not None and each.role is not Role.EXAMPLE
+        ]
+        self._numbers = [index for index, each in enumerate(captured.inputs) if each.spec is None]
+        self._stream: torch.cuda.Stream | None = None
+        self._captured: _Captured | None = None
+        self.fallback = self._impossible(captured)
+        self.captures = 0
+        self.replays = 0
+
+    def _impossible(self, captured: CapturedStep) -> str | None:
+        for index in captured.written:
+            each = captured.inputs[index]
+            if each.role is Role.EXAMPLE:
+                return f"the step writes to its input {each.name}"
+            if each.spec is not None and each.spec.device.type != "cuda":
+                return f"the step writes to {each.role} {each.name}, which is on the {each.spec.device}"
+        return None
+
+    def run(self, lease: Lease | None, values: Sequence[Any]) -> Any:
+        """Run a step.
+
+        Args:
+            lease: of the buffer.
+            values: of the graph's placeholders.
+
+        Returns:
+            The results; of a replayed step copies, which the next one leaves alone.
+        """
+        if self.fallback is not None or lease is None or not self._executor.is_settled:
+            return self._executor.start(lease).run_phase(0, values)
+        if self._stream is None:
+            return self._run_on_stream(lease, values)
+        try:
+            ready = self._captured if self._fits(values) else self._capture(values)
+            if ready is None:
+                return self._executor.start(lease).run_phase(0, values)
+            return self._replay(ready, values)
+        finally:
+            lease.release()
+
+    def _run_on_stream(self, lease: Lease, values: Sequence[Any]) -> Any:
+        """A step without a graph, on the stream that the graph will be captured from."""
+        self._stream = _capture_stream(self._device)
+        outer = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(outer)
+        with torch.cuda.stream(self._stream):
+            results = self._executor.start(lease).run_phase(0, values)
+        outer.wait_stream(self._stream)
+        for each in results:
+            if isinstance(each, torch.Tensor) and each.is_cuda:
+                each.record_stream(outer)
+        return results
+
+    def _fits(self, values: Sequence[Any]) -> bool:
+        """Whether the graph that there is does what a step with these values would do."""
+        present = self._captured
+        program = None if present is None else present.program()
+        return (
+            present is not None
+            and program is not None
+            and self._executor.uses(program)
+            and present.numbers == self._numbers_of(values)
+            and present.addresses == self._addresses_of(values)
+        )
+
+    def _numbers_of(self, values: Sequence[Any]) -> tuple[float, ...]:
+        return tuple(values[index] for index in self._numbers)
+
+    def _addresses_of(self, values: Sequence[Any]) -> tuple[int, ...]:
+        return tuple(values[index].data_ptr() for index in self._tensors)
+
+    def _capture(self, values: Sequence[Any]) -> _Captured | None:
+        """Capture a graph; None, with the reason in ``fallback``, where that fails."""
+        self._captured = None
+        if self.captures >= MOST_CAPTURES:
+            self._fall_back(
+                f"{MOST_CAPTURES} graphs were captured, and numbers or addresses changed again; a learning "
+                "rate that a scheduler changes belongs into a tensor, with capturable=True"
+            )
+            return None
+        slots = {index: torch.empty_like(values[index]) for index in self._examples}
+        given = [slots.get(index, value) for index, value in enumerate(values)]
+        graph = torch.cuda.CUDAGraph()
+        # A run that raises gives its lease back; the caller's is to last.
+        run = self._executor.start(_lease_of_nothing())
+        try:
+            with torch.cuda.graph(graph, stream=self._stream):
+                results = run.run_phase(0, given, last=False)
+        except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
+            torch.cuda.synchronize(self._device)
+            self._fall_back(f"capturing failed: {str(error).splitlines()[0]}")
+            return None
+        program = run.program
+        if program is None:
+            self._fall_back("the step does not run in the buffer")
+            return None
+        self.captures += 1
+        numbers, addresses = self._numbers_of(values), self._addresses_of(values)
+        self._captured = _Captured(graph, weakref.ref(program), slots, addresses, numbers, list(results))
+        return self._captured
+
+    def _fall_back(self, reason: str) -> None:
+        self.fallback = reason
+        warnings.warn(f"steps run without a CUDA graph: {reason}", RuntimeWarning, stacklevel=6)
+
+    def _replay(self, captured: _Captured, values: Sequence[Any]) -> list[Any]:
+        for index, slot in captured.slots.items():
+            slot.copy_(values[index], non_blocking=True)
+        # Entering the region makes this stream wait for the one that used the buffer before.
+        program = captured.program()
+        with contextlib.nullcontext() if program is None else program.region():
+            captured.graph.replay()
+        self.replays += 1
+        return copies_of(captured.results)
+
+
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all graphs of a device: libraries keep a workspace for each stream that they worked on."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _lease_of_nothing() -> Lease:
+    """For a run within another one's lease."""
+    lock = threading.Lock()
+    lock.acquire()
+    return Lease(lock)
