@@ -1,0 +1,230 @@
+"""Which requests of planned steps are served on CUDA, whatever their kernels compute.
+
+These tests compare no values, so that they also run on the stand-in for a GPU (``tests/stand_in_gpu``), where
+convolutions take kernels of PyTorch's own, for want of cuDNN.
+"""
+
+import gc
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn, optim
+
+import olla_fx
+from olla_fx.models import build_model
+from tests.olla_fx.helpers import SmallNet, assert_served
+
+SGD = partial(optim.SGD, lr=0.1, momentum=0.9, foreach=False)
+MODELS = (
+    "torchvision:resnet18",
+    "torchvision:mobilenet_v2",
+    "torchvision:squeezenet1_0",
+    "torchvision:vit_b_16",
+    "torchvision:convnext_tiny",
+    "torch:transformer",
+    "transformers:bert",
+    "transformers:gpt2",
+    "transformers:llama",
+)
+
+
+@pytest.fixture(autouse=True)
+def without_cudnn():
+    with torch.backends.cudnn.flags(enabled=False):
+        yield
+
+
+def batch_on(device):
+    return torch.zeros(4, 3, 16, 16, device=device), torch.zeros(4, dtype=torch.long, device=device)
+
+
+def blocks_of(size_bytes):
+    """How many blocks of a size are in use."""
+    blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]]
+    return sum(
+        block["state"] == "active_allocated" and block["requested_size"] == size_bytes for block in blocks
+    )
+
+
+def whole_step(device, make_optimizer=SGD, **options):
+    model = SmallNet().to(device)
+    batch = batch_on(device)
+    optimizer = make_optimizer(model.parameters())
+    step = olla_fx.optimize(
+        model, batch, loss_fn=F.cross_entropy, optimizer=optimizer, solver="none", **options
+    )
+    return step, batch, optimizer
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_are_served_but_for_the_loss(device, name):
+    if not name.startswith("torch:"):
+        pytest.importorskip(name.split(":")[0])
+    size = {"torchvision:vit_b_16": 224}.get(name, 64) if name.startswith("torchvision") else None
+    case = build_model(name, batch_size=2, image_size=size, tokens=8)
+    batch = tuple(each.to(device) for each in case.inputs)
+    model = case.model.to(device)
+    step = olla_fx.optimize(
+        model, batch, loss_fn=case.loss_fn, optimizer=SGD(model.parameters()), solver="none"
+    )
+    for calls in range(1, 5):
+        step(*batch)
+        assert_served(step, calls, 1)
+
+
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        partial(getattr(optim, name), lr=1e-3, foreach=False, capturable=capturable)
+        for name in ("Adam", "AdamW", "NAdam", "Adamax", "Adadelta", "RMSprop", "Rprop")
+        for capturable in (False, True)
+        # Rprop outside of graphs asks for memory by its gradients' values.
+        if capturable or name != "Rprop"
+    ],
+    ids=lambda make: f"{make.func.__name__}{' capturable' * make.keywords['capturable']}",
+)
+def test_optimizers_keep_their_numbers_out_of_the_buffer(device, make_optimizer):
+    step, batch, _ = whole_step(device, make_optimizer)
+    for calls in range(1, 5):
+        step(*batch)
+        assert_served(step, calls, 1)
+
+
+def test_a_settled_step_takes_its_loss_and_nothing_else(device):
+    step, batch, _ = whole_step(device)
+    for _ in range(4):
+        step(*batch)
+    gc.collect()
+    settled = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    loss = step(*batch)
+    assert torch.cuda.max_memory_allocated(device) - settled == 512
+    buffer_bytes = step.plan.buffer_bytes
+    assert blocks_of(buffer_bytes) == 1
+    del loss, step
+    gc.collect()
+    assert blocks_of(buffer_bytes) == 0
+
+
+def test_plans_for_other_shapes_share_one_buffer(device):
+    step, (x, y), _ = whole_step(device)
+    for _ in range(4):
+        step(x, y)
+    larger = step.plan.buffer_bytes
+    for _ in range(4):
+        step(x[:2], y[:2])
+    assert step.counts.outside == 0
+    assert step.plan.buffer_bytes < larger
+    gc.collect()
+    settled = torch.cuda.memory_allocated(device)
+    step(x, y)
+    assert torch.cuda.memory_allocated(device) == settled
+    assert blocks_of(larger) == 1
+    del step
+    gc.collect()
+    assert blocks_of(larger) == 0
+
+
+def test_a_switch_of_streams_disturbs_no_plan(device):
+    step, batch, _ = whole_step(device)
+    for _ in range(4):
+        step(*batch)
+    for stream in (torch.cuda.Stream(device), torch.cuda.current_stream(device)):
+        with torch.cuda.stream(stream):
+            step(*batch)
+        assert step.counts.outside == 0
+    assert step.replans == 0
+
+
+def test_the_callers_own_loop_is_served_but_for_outputs_and_gradients(device):
+    model = SmallNet().to(device)
+    x, y = batch_on(device)
+    module = olla_fx.optimize(model, x, solver="none")
+    for _ in range(4):
+        F.cross_entropy(module(x), y).backward()
+    trained = [each for each in model.parameters() if each.grad is not None]
+    assert module.binding == "buffer"
+    assert module.counts.served > 0
+    assert module.counts.outside == 0, module.outside_log
+    assert module.counts.outputs >= len(trained) + 1
+    assert not module.is_busy
+
+
+def test_a_model_that_moves_to_the_gpu_takes_its_buffer_along(device):
+    model = SmallNet().eval()
+    x = torch.zeros(2, 3, 16, 16)
+    module = olla_fx.optimize(model, x, solver="none")
+    for _ in range(3):
+        module(x)
+    module.to(device)
+    for _ in range(3):
+        answer = module(x.to(device))
+    assert answer.is_cuda
+    assert module.binding == "buffer"
+    assert module.counts.served > 0
+    assert module.counts.outside == 0, module.outside_log
+
+
+@pytest.mark.parametrize("capturable", [False, True], ids=["SGD", "Adam with a tensor"])
+def test_a_settled_step_is_captured_once_and_replayed(device, capturable):
+    make = partial(optim.Adam, lr=1e-3, foreach=False, capturable=True) if capturable else SGD
+    step, batch, optimizer = whole_step(device, make)
+    if capturable:
+        optimizer.param_groups[0]["lr"] = torch.full((), 1e-3).to(device)
+        step = olla_fx.optimize(
+            step._model, batch, loss_fn=F.cross_entropy, optimizer=optimizer, solver="none", cuda_graph=True
+        )
+    else:
+        step, batch, optimizer = whole_step(device, make, cuda_graph=True)
+    losses = [step(*batch) for _ in range(8)]
+    assert step.graphed is not None
+    assert (step.graphed.captures, step.graphed.fallback) == (1, None)
+    assert step.graphed.replays == 5
+    assert len({loss.data_ptr() for loss in losses}) == len(losses)
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+    for _ in range(5):
+        step(*batch)
+    assert step.replans == 1
+
+
+def test_a_learning_rate_that_never_rests_ends_the_graphs(device):
+    step, batch, optimizer = whole_step(device, cuda_graph=True)
+    for _ in range(4):
+        step(*batch)
+    for index in range(7):
+        optimizer.param_groups[0]["lr"] = 0.1 / (index + 2)
+        step(*batch)
+    optimizer.param_groups[0]["lr"] = 1.0
+    with pytest.warns(RuntimeWarning, match="steps run without a CUDA graph: 8 graphs were captured"):
+        step(*batch)
+    step(*batch)
+    assert step.graphed.captures == 8
+    assert step.counts.outside == 0
+
+
+def test_a_parameter_that_moved_is_captured_anew(device):
+    step, batch, _ = whole_step(device, cuda_graph=True)
+    for _ in range(5):
+        step(*batch)
+    moved = {name: each.clone() for name, each in step.state_dict().items()}
+    step.load_state_dict(moved, assign=True)
+    for _ in range(3):
+        step(*batch)
+    assert step.graphed.captures == 2
+    assert step.graphed.fallback is None
+
+
+def test_a_model_that_reads_a_number_back_runs_without_a_graph(device):
+    class Writes(nn.Module):
+        """Changes its input, which in a graph would be the graph's own."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.add_(1.0) * 2
+
+    module = olla_fx.optimize(Writes().eval(), torch.zeros(3, device=device), cuda_graph=True, solver="none")
+    for _ in range(5):
+        module(torch.zeros(3, device=device))
+    assert module.graphed.captures == 0
+    assert "writes to its input" in module.graphed.fallback
