@@ -69,6 +69,15 @@ def test_bad_tables_are_refused_with_file_and_line(tmp_path: Path, text: str, li
     assert words in str(caught.value)
 
 
+def test_given_offsets_that_collide_are_refused_with_both_lines(tmp_path: Path) -> None:
+    table = "id,lower,upper,size,offset\na,0,2,8,0\n\nfree,0,3,8,\nb,1,3,8,4\nlate,2,3,4,0\n"
+    path = write(tmp_path, table)
+    with pytest.raises(ProblemError) as caught:
+        read_spans(path)
+    assert f"{path}, line 5: " in str(caught.value)
+    assert "'b' [4, 12) and 'a' [0, 8), in line 2, overlap" in str(caught.value)
+
+
 def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "spans.csv"
     path.write_bytes(HEADER.encode() + b"\xff\xfe\x00\x01")
