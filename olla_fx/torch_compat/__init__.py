@@ -4,6 +4,7 @@ Everything that PyTorch does not promise to keep is used here and nowhere else, 
 needs one folder read. Tested with the releases between ``OLDEST_TESTED`` and ``NEWEST_TESTED``.
 """
 
+from olla_fx.torch_compat.cuda_memory import with_allocator_history
 from olla_fx.torch_compat.dynamo import run_unplanned
 from olla_fx.torch_compat.fake import (
     DATA_DEPENDENT_ERRORS,
@@ -86,4 +87,5 @@ __all__ = [
     "tensor_hooks",
     "trace_functional",
     "warn_if_newer_than_tested",
+    "with_allocator_history",
 ]
