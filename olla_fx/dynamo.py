@@ -8,11 +8,12 @@ own. A piece that cannot be captured runs as AOTAutograd has it, with one warnin
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 from olla_fx import torch_compat
 from olla_fx.api import plan_options
@@ -37,6 +38,7 @@ class PlannedPiece:
             options: ``solver`` and ``time_limit`` of :func:`olla_fx.optimize`.
         """
         self._graph_module = graph_module
+        self._piece = DynamoPiece(graph_module)
         self._compiler = plan_options(**options)
         self._unplanned: Callable[..., Any] | None = None
         self.module: PlannedModule | None = None
@@ -44,11 +46,12 @@ class PlannedPiece:
     def __call__(self, *inputs: Any) -> Any:
         """Run the graph."""
         if self._unplanned is None:
+            planned = self._piece.with_numbers(inputs)
             try:
                 if self.module is None:
-                    request = StepRequest(self._graph_module, inputs, Mode.AUTOGRAD)
+                    request = StepRequest(self._piece, planned, Mode.AUTOGRAD)
                     self.module = PlannedModule(request, self._compiler)
-                return self.module(*inputs)
+                return self.module(*planned)
             except (CaptureError, StepInputError) as error:
                 self._unplanned = torch_compat.run_unplanned(self._graph_module, inputs)
                 self.module = None
@@ -58,6 +61,37 @@ class PlannedPiece:
                     stacklevel=2,
                 )
         return self._unplanned(*inputs)
+
+
+class DynamoPiece(nn.Module):
+    """A graph of Dynamo's as a module that takes numbers as numbers.
+
+    Where Dynamo leaves a Python float open (``dynamic=True``), it passes a tensor and asks for its value in
+    the graph, which would depend on data. A number among the inputs makes a plan of its own instead.
+    """
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        """Copy a graph, without its questions for values."""
+        super().__init__()
+        graph = copy.deepcopy(graph_module.graph)
+        self._numbers: set[int] = set()
+        for index, placeholder in enumerate(graph.find_nodes(op="placeholder")):
+            users = list(placeholder.users)
+            if users and all((each.op, each.target) == ("call_method", "item") for each in users):
+                self._numbers.add(index)
+                for each in users:
+                    each.replace_all_uses_with(placeholder)
+                    graph.erase_node(each)
+        self.piece = fx.GraphModule(graph_module, graph)
+
+    def with_numbers(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """The inputs, with the values of those that the graph only asks for theirs."""
+        return tuple(each.item() if index in self._numbers else each for index, each in enumerate(inputs))
+
+    def forward(self, *inputs: Any) -> Any:
+        """Run the graph."""
+        # Not by calling it: fx would print a traceback of what is refused with an explanation.
+        return self.piece.forward(*inputs)
 
 
 def backend(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 from olla_solvers.errors import OllaError
 
 __all__ = [
@@ -10,6 +12,7 @@ __all__ = [
     "CaptureError",
     "DeviceError",
     "ModelLookupError",
+    "NotPicklableError",
     "OllaError",
     "RecordingError",
     "StepInputError",
@@ -36,6 +39,10 @@ class StepModeError(OllaError, RuntimeError):
 
 class BackwardError(OllaError, RuntimeError):
     """A backward of a planned module cannot run: says why, and what to do."""
+
+
+class NotPicklableError(OllaError, pickle.PicklingError):
+    """A planned module holds something that no other process could find again."""
 
 
 class BufferMemoryError(OllaError, MemoryError):

@@ -31,11 +31,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from olla_solvers import backends
-from olla_solvers.errors import NoSolutionError, OllaError
+from olla_solvers.errors import NoSolutionError, OllaError, ProblemError
 from olla_solvers.place import METHODS, place
 from olla_solvers.place.bound import max_live_bytes
 from olla_solvers.place.search import compilation_seconds, is_available
-from olla_solvers.place.spans_csv import placement_text, read_spans
+from olla_solvers.place.spans_csv import read_spans
 from olla_solvers.plan import Span
 
 PROGRAMS = ("mip", "pyramid-mip")
@@ -213,6 +213,8 @@ def _ours(spans: Sequence[Span], goal: int, method: str, solver: str, limit: flo
 def _allocations(spans: Sequence[Span]) -> list[object]:
     import omnimalloc
 
+    if any(span.offset is not None or span.alignment > 1 for span in spans):
+        raise ProblemError("takes neither given offsets nor alignments")
     return [
         omnimalloc.Allocation(id=index, size=span.size_bytes, start=span.lower, end=span.upper)
         for index, span in enumerate(spans)
@@ -243,10 +245,16 @@ def _omnimalloc_aimed(spans: Sequence[Span], goal: int, limit: float) -> Outcome
 
 
 def _minimalloc(spans: Sequence[Span], goal: int, limit: float) -> Outcome:
+    """The binary, by the flags and tables of its main.cc and converter.cc; its tables know no quotes."""
+    if any(span.offset is not None for span in spans):
+        raise ProblemError("takes no given offsets")
+    numbered = [replace(span, name=str(index)) for index, span in enumerate(spans)]
     with tempfile.TemporaryDirectory() as folder:
         table, answer = Path(folder, "in.csv"), Path(folder, "out.csv")
-        lines = placement_text(spans, [0] * len(spans)).splitlines()
-        table.write_text("\n".join(line.rpartition(",")[0] for line in lines) + "\n", encoding="utf-8")
+        lines = [
+            f"{each.name},{each.lower},{each.upper},{each.size_bytes},{each.alignment}" for each in numbered
+        ]
+        table.write_text("\n".join(["id,lower,upper,size,alignment", *lines]) + "\n", encoding="utf-8")
         command = ["minimalloc", f"--capacity={goal}", f"--input={table}", f"--output={answer}"]
         try:
             subprocess.run(
@@ -257,6 +265,8 @@ def _minimalloc(spans: Sequence[Span], goal: int, limit: float) -> Outcome:
         if not answer.exists():
             return None, False
         placed = read_spans(answer)
+    if {replace(span, offset=None) for span in placed} != set(numbered):
+        raise ProblemError("placed other spans than it was given")
     height = max((span.offset or 0) + span.size_bytes for span in placed)
     return height, height == max_live_bytes(spans)
 
@@ -273,7 +283,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
             except NoSolutionError:
                 note = "not found in time"
             except OllaError as error:
-                note = str(error)[:60]
+                note = str(error)[:160]
             seconds, spent = time.monotonic() - start, _processor_seconds() - processor
             yield Row(
                 name, len(spans), label, height, max_live_bytes(spans), goal, seconds, spent, proven, note

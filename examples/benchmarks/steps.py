@@ -7,7 +7,9 @@ operator's workspace. Every step is planned in a process of its own, which keeps
     python examples/benchmarks/steps.py --recorded --batch-sizes 1 8 --json recorded.json
     python examples/benchmarks/steps.py --batch-sizes 32 --json fake.json
 
-The exit status is 1 where a step has fragmentation, takes longer than a second to order and place, or fails.
+Wall-clock seconds are those of the plan. Ordering and placing are then repeated for their processor time,
+which hardly depends on what else runs on the machine. The exit status is 1 where a step has fragmentation,
+takes longer than a second of processor time to order or to place, or fails.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -25,11 +28,14 @@ from stopwatch import load_search
 
 import olla_fx
 from olla_fx.models import build_model, optimizer_by_name
+from olla_solvers.order import order
+from olla_solvers.place import place, spans_of
 from olla_solvers.place.search import compilation_so_far
+from olla_solvers.problem import Problem
 
 MIB = 1 << 20
 MOST_SECONDS = 1.0
-"""For ordering, and for placing with the compiled search loaded."""
+"""Of processor time, for ordering, and for placing with the compiled search loaded."""
 
 
 def measure(name: str, batch: int, recorded: bool) -> dict[str, Any]:
@@ -54,10 +60,20 @@ def measure(name: str, batch: int, recorded: bool) -> dict[str, Any]:
         "fragmentation": plan.fragmentation,
         "order_seconds": plan.timings["order"],
         "place_seconds": plan.timings["place"],
+        **processor_seconds(plan.problem),
         "load_seconds": compilation_so_far(),
         "proved_by": plan.provenance.order_proved_by,
         "placed_by": plan.provenance.place_found_by,
     }
+
+
+def processor_seconds(problem: Problem) -> dict[str, float]:
+    """What ordering and placing take when nothing else is counted."""
+    begin = time.process_time()
+    schedule = order(problem)
+    ordered = time.process_time()
+    place(spans_of(problem, schedule.order))
+    return {"order_processor": ordered - begin, "place_processor": time.process_time() - ordered}
 
 
 def measure_apart(name: str, batch: int, recorded: bool) -> dict[str, Any]:
@@ -74,22 +90,25 @@ def meets(row: dict[str, Any]) -> bool:
     if "error" in row:
         return False
     exact = row["buffer_bytes"] == row["peak_bytes"]
-    return exact and max(row["order_seconds"], row["place_seconds"]) <= MOST_SECONDS
+    return exact and max(row["order_processor"], row["place_processor"]) <= MOST_SECONDS
 
 
 def line(row: dict[str, Any]) -> tuple[str, ...]:
     """A row of the table; bytes in MiB."""
     name = f"{row['model']} {row['batch']}"
     if "error" in row:
-        return name, *("-" for _ in range(8)), row["error"][:70]
+        return name, *("-" for _ in range(10)), row["error"][:70]
     sizes = (row[f"{each}_bytes"] / MIB for each in ("workspace", "peak", "lower_bound", "buffer"))
     return (
         name,
         f"{row['operators']:,}",
         *(f"{each:,.2f}" for each in sizes),
         f"{100 * row['fragmentation']:.4f}",
-        f"{row['order_seconds']:.2f}",
-        f"{row['place_seconds']:.2f}",
+        *(
+            f"{row[f'{stage}_{kind}']:.2f}"
+            for stage in ("order", "place")
+            for kind in ("seconds", "processor")
+        ),
         row["placed_by"],
     )
 
@@ -118,11 +137,12 @@ def main() -> int:
             if options.json:
                 options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     header = ("step", "operators", "largest workspace", "peak", "lower bound", "buffer", "fragmentation %",
-              "order s", "place s", "placed by")  # fmt: skip
+              "order s", "of processor time", "place s", "of processor time", "placed by")  # fmt: skip
     print(table(header, [line(row) for row in rows]))
     missed = [row for row in rows if not meets(row)]
     print(
-        f"{len(rows) - len(missed)} of {len(rows)} without fragmentation and within {MOST_SECONDS:g} s each"
+        f"{len(rows) - len(missed)} of {len(rows)} without fragmentation, "
+        f"each stage within {MOST_SECONDS:g} s of processor time"
     )
     return 1 if missed else 0
 

@@ -136,10 +136,14 @@ def step_modules(model: nn.Module, loss_fn: object) -> dict[str, nn.Module]:
     prefix = "loss_fn"
     while prefix in modules:
         prefix += "_"
-    for path, root in leaves_within(loss_fn, prefix):
-        if isinstance(root, nn.Module):
-            modules.update(root.named_modules(known, path))
+    for path, root in modules_within(loss_fn, prefix):
+        modules.update(root.named_modules(known, path))
     return modules
+
+
+def modules_within(loss_fn: object, prefix: str = "loss_fn") -> list[tuple[str, nn.Module]]:
+    """The modules that a loss is or holds, without those within them; each with its path."""
+    return [(path, root) for path, root in leaves_within(loss_fn, prefix) if isinstance(root, nn.Module)]
 
 
 def tensor_slots(modules: Mapping[str, nn.Module]) -> list[list[TensorSlot]]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import collections
 import functools
 import logging
+import operator
 import pickle
 import random
 import types
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ _MOST_CALLS = 4
 _LARGEST_ARRAY_BYTES = 1 << 16
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, np.generic)
+_COMPARED_AS_THEY_ARE = frozenset(_PLAIN) - {float, complex, np.generic}
+_COMPARED_BY_BITS = (float, complex, np.generic)  # 0.0 == -0.0, and nan != nan
 CONTAINERS = (list, tuple, set, frozenset, dict, collections.deque)
 """Types whose elements a picture shows."""
 
@@ -37,6 +40,7 @@ _ATOMIC = (
     types.ModuleType,
     logging.Logger,
 )
+_OF_PARTS = (types.MethodType, functools.partial, np.ndarray, *_GENERATORS)
 
 
 class _Same:
@@ -83,8 +87,10 @@ def picture_of(value: object, *, versions: bool = False, depth: int = 0) -> obje
         versions: whether writing to a tensor changes the picture, not only replacing it.
         depth: how deep in the pictured object it was met.
     """
-    if isinstance(value, float | complex | np.generic):
-        # 0.0 == -0.0, and nan != nan.
+    kind = type(value)
+    if kind in _COMPARED_AS_THEY_ARE:
+        return kind.__name__, value
+    if isinstance(value, _COMPARED_BY_BITS):
         return type(value).__name__, value.tobytes() if isinstance(value, np.generic) else repr(value)
     if isinstance(value, _PLAIN):
         return type(value).__name__, value
@@ -102,6 +108,61 @@ def picture_of(value: object, *, versions: bool = False, depth: int = 0) -> obje
     return type(value).__name__, [
         (name, picture_of(part, versions=versions, depth=depth + 1)) for name, part in parts
     ]
+
+
+class Glance:
+    """Every object in reach of a value, to see at low cost that none was put in another's place.
+
+    It may report a change where a picture shows none, never the other way round.
+
+    Attributes:
+        value: what was looked at.
+    """
+
+    def __init__(self, value: object) -> None:
+        """Look at a value that a picture was taken of.
+
+        Raises:
+            LookupError: when something in it changes without being replaced, such as an array's elements.
+        """
+        self.value = value
+        self._held: list[tuple[object, tuple[object, ...], tuple[object, ...]]] = []
+        self._look_at(value, 0)
+
+    def _look_at(self, value: object, depth: int) -> None:
+        if isinstance(value, (*_PLAIN, *_ATOMIC, torch.Tensor)) or (
+            depth == _DEEPEST and not isinstance(value, (np.ndarray, *_GENERATORS))
+        ):
+            return
+        held = _fields(value)
+        if held is None:
+            raise LookupError(f"a {type(value).__name__} is not looked into")
+        names, values = held
+        self._held.append((value, names, values))
+        for each in values:
+            self._look_at(each, depth + 1)
+
+    def is_unchanged(self) -> bool:
+        """Whether the value holds the very objects that it held."""
+        for each, names, values in self._held:
+            present = _fields(each)
+            if present is None or len(present[1]) != len(values) or len(present[0]) != len(names):
+                return False
+            if not (all(map(operator.is_, present[1], values)) and all(map(operator.is_, present[0], names))):
+                return False
+        return True
+
+
+def _fields(value: object) -> tuple[tuple[object, ...], tuple[object, ...]] | None:
+    """Names and values of what a dictionary, sequence or plain object holds; None of anything else."""
+    kind: Any = type(value)
+    if kind is list or kind is tuple:
+        return (), tuple(value)  # type: ignore[arg-type]
+    if kind is not dict:
+        if isinstance(value, (Mapping, Iterator, *CONTAINERS, *_OF_PARTS)) or _all_slot_names(kind):
+            return None
+        value = getattr(value, "__dict__", None)
+    return (tuple(value), tuple(value.values())) if isinstance(value, dict) else None
 
 
 def leaves_within(value: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -129,14 +190,19 @@ def _parts_of(value: object) -> list[tuple[object, object]] | None:
         return [(str(key), each) for key, each in value.items()]
     if isinstance(value, CONTAINERS):
         return list(enumerate(value))
+    kind: Any = type(value)
     slots: list[tuple[object, object]] = [
-        (name, getattr(value, name))
-        for each in type(value).__mro__
-        for name in _slot_names(each)
-        if hasattr(value, name)
+        (name, getattr(value, name)) for name in _all_slot_names(kind) if hasattr(value, name)
     ]
     fields = getattr(value, "__dict__", None)
     return slots or None if fields is None else [*slots, *fields.items()]
+
+
+@functools.lru_cache(maxsize=1024)
+def _all_slot_names(kind: Hashable) -> tuple[str, ...]:
+    """What the classes of an object's type declare in ``__slots__``."""
+    classes = kind.__mro__ if isinstance(kind, type) else ()
+    return tuple(name for each in classes for name in _slot_names(each))
 
 
 def _slot_names(each: type) -> list[str]:

@@ -9,7 +9,7 @@ read from elsewhere (global variables of the model's code, files, the environmen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,15 @@ from torch import fx, nn
 
 from olla_fx import torch_compat
 from olla_fx.capture import other_libraries
-from olla_fx.capture.pictures import CONTAINERS, function_values, is_atomic, is_plain, picture_of, same
+from olla_fx.capture.pictures import (
+    CONTAINERS,
+    Glance,
+    function_values,
+    is_atomic,
+    is_plain,
+    picture_of,
+    same,
+)
 
 MODULE_TABLES = (
     frozenset(nn.Module().__dict__)
@@ -28,20 +36,79 @@ MODULE_TABLES = (
 
 _NOT_WATCHED = MODULE_TABLES | other_libraries.HARMLESS_ATTRIBUTES
 _ABSENT = object()
+_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """One attribute that was read: its module, and what it was."""
+    """One attribute that was read: its module, and what it was, as a picture or itself."""
 
     label: str
     module: nn.Module
     key: str
     value: object
+    glance: Glance | None = None
 
     def present(self) -> object:
         """What the module has under this name now."""
         return _attribute(self.module, self.key)
+
+
+@dataclass(frozen=True)
+class _Glance:
+    """The same attributes sorted by where they are found, so that most calls need one cheap look at each.
+
+    Attributes:
+        own: module, key and value of attributes in a module's own dictionary.
+        inherited: modules, each with its class and the keys that it has of that, or not at all.
+        shared: class, key and value of what classes have.
+        held: module, table, key and value of parameters, buffers and children.
+    """
+
+    own: tuple[tuple[nn.Module, str, object], ...]
+    inherited: tuple[tuple[nn.Module, type, frozenset[str]], ...]
+    shared: tuple[tuple[type, str, object], ...]
+    held: tuple[tuple[nn.Module, str, str, object], ...]
+
+    @classmethod
+    def of(cls, watched: Sequence[_Watched]) -> _Glance:
+        own, held = [], []
+        inherited: dict[int, tuple[nn.Module, set[str]]] = {}
+        shared: dict[tuple[type, str], object] = {}
+        for each in watched:
+            if each.key in each.module.__dict__:
+                own.append((each.module, each.key, each.value))
+                continue
+            table = next((table for table in _TABLES if each.key in each.module.__dict__[table]), None)
+            if table is not None:
+                held.append((each.module, table, each.key, each.value))
+            else:
+                inherited.setdefault(id(each.module), (each.module, set()))[1].add(each.key)
+                shared[type(each.module), each.key] = each.value
+        return cls(
+            tuple(own),
+            tuple((module, type(module), frozenset(keys)) for module, keys in inherited.values()),
+            tuple((kind, key, value) for (kind, key), value in shared.items()),
+            tuple(held),
+        )
+
+    def shows_change(self) -> bool:
+        """Whether anything is another object than it was; it may still be equal."""
+        for module, key, value in self.own:
+            if module.__dict__.get(key, _ABSENT) is not value:
+                return True
+        for module, kind, keys in self.inherited:
+            if type(module) is not kind:
+                return True
+            own = module.__dict__
+            tables = own["_parameters"], own["_buffers"], own["_modules"]
+            is_apart = keys.isdisjoint
+            if not (is_apart(own) and is_apart(tables[0]) and is_apart(tables[1]) and is_apart(tables[2])):
+                return True
+        for kind, key, value in self.shared:
+            if _of_class(kind, key) is not value:
+                return True
+        return any(module.__dict__[table].get(key) is not value for module, table, key, value in self.held)
 
 
 @dataclass(frozen=True)
@@ -50,12 +117,14 @@ class PythonState:
 
     Attributes:
         atomic: attributes whose values can only be replaced.
+        glance: the same, for a quick look.
         pictured: attributes whose values can change within, with their pictures.
         loss: what the loss function reads beside its arguments.
         loss_picture: its picture.
     """
 
     atomic: tuple[_Watched, ...]
+    glance: _Glance
     pictured: tuple[_Watched, ...]
     loss: object
     loss_picture: object
@@ -78,6 +147,7 @@ class PythonState:
             loss_fn: the user's.
         """
         atomic, pictured = [], []
+        glances: dict[int, Glance | None] = {}
         for (identity, key), module in reads.items():
             foreign = identity not in originals
             if foreign and (isinstance(module, fx.GraphModule) or type(module) is nn.Module):
@@ -92,19 +162,28 @@ class PythonState:
             if value is _ABSENT or is_atomic(value):
                 atomic.append(_Watched(label, original, key, value))
             else:
-                pictured.append(_Watched(label, original, key, picture_of(value)))
-        return cls(tuple(atomic), tuple(pictured), loss_fn, _loss_picture(loss_fn))
+                if id(value) not in glances:
+                    glances[id(value)] = _glance_at(value)
+                pictured.append(_Watched(label, original, key, picture_of(value), glances[id(value)]))
+        return cls(tuple(atomic), _Glance.of(atomic), tuple(pictured), loss_fn, _loss_picture(loss_fn))
 
     def changed(self) -> str | None:
         """The name of a value that is no longer what it was; None while all are."""
-        for each in self.atomic:
+        for each in self.atomic if self.glance.shows_change() else ():
             present = each.present()
             if present is not each.value and not same(each.value, present):
                 return each.label
+        # Many modules hold the same configuration object.
         pictures: dict[int, object] = {}
+        glances: dict[Glance, bool] = {}
         for each in self.pictured:
             present = each.present()
-            # Many modules hold the same configuration object.
+            glance = each.glance
+            if glance is not None and glance.value is present:
+                if glance not in glances:
+                    glances[glance] = glance.is_unchanged()
+                if glances[glance]:
+                    continue
             if id(present) not in pictures:
                 pictures[id(present)] = picture_of(present)
             if pictures[id(present)] != each.value:
@@ -112,15 +191,27 @@ class PythonState:
         return "loss_fn" if _loss_picture(self.loss) != self.loss_picture else None
 
 
+def _glance_at(value: object) -> Glance | None:
+    try:
+        return Glance(value)
+    except LookupError:
+        return None
+
+
 def _attribute(module: nn.Module, key: str) -> object:
     """What reading an attribute of a module gives; ``_ABSENT`` for methods and other descriptors."""
     own = module.__dict__
     if key in own:
         return own[key]
-    for table in ("_parameters", "_buffers", "_modules"):
+    for table in _TABLES:
         if key in own.get(table, ()):
             return own[table][key]
-    shared = getattr(type(module), key, _ABSENT)
+    return _of_class(type(module), key)
+
+
+def _of_class(kind: type, key: str) -> object:
+    """What a class has under a name; ``_ABSENT`` for methods and other descriptors."""
+    shared = getattr(kind, key, _ABSENT)
     return shared if isinstance(shared, CONTAINERS) or is_plain(shared) else _ABSENT
 
 

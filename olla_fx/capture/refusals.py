@@ -152,6 +152,12 @@ def explained(model: nn.Module) -> Iterator[None]:
                 f"{name} writes to a tensor that is no parameter, buffer or attribute of a module (one in a "
                 "list or dict, say): register it with register_buffer"
             ) from error
+        if "Attempted to set the storage" in str(error):
+            raise CaptureError(
+                f"{name} gives a tensor another size or storage (resize_, set_){_where(error)}, as "
+                "nn.CrossMapLRN2d does, which capturing cannot follow: make tensors in their final shape; "
+                "nn.LocalResponseNorm does"
+            ) from error
         raise CaptureError(
             f"{name} (or its loss) rejects the example input{_where(error)}: {type(error).__name__}: "
             f"{_first_line(error)}. Call the model and its loss on it in eager to see why"

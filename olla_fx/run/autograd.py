@@ -133,7 +133,8 @@ class Pass:
     def _running(self) -> Run:
         if self._run is None:
             raise BackwardError(
-                "backward was called a second time on one forward, whose activations are gone: pass "
+                "backward was called a second time on one forward, whose activations are gone. All outputs "
+                "of a forward share one backward: add their losses up and call it once, or pass "
                 "retain_graph=True to the first call"
             )
         return self._run

@@ -12,6 +12,7 @@ workspaces), and try out algorithms (cuDNN in benchmark mode), which no later ru
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import time
 import warnings
@@ -29,6 +30,7 @@ from olla_fx.emit import emit
 from olla_fx.errors import BufferMemoryError
 from olla_fx.report.table import format_bytes
 from olla_fx.run.persistent import allocate_library_workspaces
+from olla_fx.run.prepared import prepared
 from olla_fx.run.recording import (
     RecordingInterpreter,
     StepRecord,
@@ -99,6 +101,7 @@ class Executor:
         emit_seconds: time spent on emitting.
         recordings: how many runs were recorded.
         phases: the emitted graphs, one for each phase.
+        calls: what runs each of them.
     """
 
     def __init__(
@@ -140,6 +143,7 @@ class Executor:
         in_buffer = self.binding is Binding.BUFFER
         marker = arena.begin_operator_function(self.dataflow.device) if in_buffer else None
         phases = emit(self.dataflow, self.problem, self.plan, self._inputs, marker)
+        self.calls = tuple(prepared(phase) for phase in phases)
         self.emit_seconds += time.perf_counter() - started
         return phases
 
@@ -267,9 +271,9 @@ class Run:
         """Prepare a run; see :meth:`Executor.start`."""
         self._executor = executor
         self._phases = phases
+        self._calls = executor.calls
         self._program = program
         self._lease = lease
-        self._timesteps = {name: timestep for timestep, name in enumerate(executor.plan.order)}
         self._loose = loose
         self.recorded = recorded
         self.counts = RunCounts()
@@ -295,11 +299,9 @@ class Run:
             arguments: of its graph.
             last: whether the run is over after it; otherwise the buffer stays claimed.
         """
-        phase = self._phases[index]
         try:
-            # What autocast casts is in the graph already.
-            with torch.no_grad(), torch.autocast(self._executor.dataflow.device.type, enabled=False):
-                results = self._run(phase, arguments, last or index + 1 < len(self._phases))
+            with torch.no_grad(), _without_autocast(self._executor.dataflow.device.type):
+                results = self._run(index, arguments, last or index + 1 < len(self._phases))
             if last and self._program is not None:
                 self._executor.end(self)
         except BaseException:
@@ -309,15 +311,17 @@ class Run:
             self.release()
         return results
 
-    def _run(self, phase: fx.GraphModule, arguments: Sequence[Any], once: bool) -> Any:
+    def _run(self, index: int, arguments: Sequence[Any], once: bool) -> Any:
         program = self._program
         if program is None:
-            return phase(*arguments)
+            return self._calls[index](*arguments)
+        phase = self._phases[index]
         allocate_library_workspaces(self._executor.dataflow.device)
         loose = self._loose
         if self.recorded and once:
+            timesteps = {name: timestep for timestep, name in enumerate(self._executor.plan.order)}
             nodes = {
-                node: self._timesteps[node.meta["operator"]]
+                node: timesteps[node.meta["operator"]]
                 for node in phase.graph.nodes
                 if "operator" in node.meta
             }
@@ -330,7 +334,7 @@ class Run:
             # A phase that will run again keeps what it was to free, so its requests are no pattern.
             self.recorded = False
             with program.region(loose=loose):
-                results = phase(*arguments)
+                results = self._calls[index](*arguments)
         self.counts += _counts(program)
         self.outside_log.extend(program.outside_log())
         return results
@@ -339,6 +343,13 @@ class Run:
         """Give the buffer back."""
         if self._lease is not None:
             self._lease.release()
+
+
+def _without_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:
+    """What autocast casts is in the graph already; entering its context costs as much as some operators."""
+    if not torch.is_autocast_enabled(device_type):
+        return contextlib.nullcontext()
+    return torch.autocast(device_type, enabled=False)
 
 
 def _counts(used: arena.Arena) -> RunCounts:

@@ -16,7 +16,7 @@ from torch import nn
 from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Mode, Role, StepRequest, TensorSlot, TensorSpec
 from olla_fx.capture import optimizer as optimizers
-from olla_fx.capture.inputs import WANTS_GRADIENT
+from olla_fx.capture.inputs import WANTS_GRADIENT, modules_within
 from olla_fx.errors import StepInputError
 from olla_fx.torch_compat import pytree
 
@@ -66,6 +66,8 @@ class StepLookup:
         self._optimizer = request.optimizer
         modules = request.modules()
         self._modules = tuple(modules.items())
+        self._children = [tuple(module._modules.items()) for module in modules.values()]
+        self._loss_modules = modules_within(request.loss_fn)
         self._hooks = tuple(torch_compat.module_hooks(module) for module in modules.values())
         self._slots: list[tuple[TensorSlot, nn.Module, TensorSpec]] = []
         self._aliases: list[tuple[nn.Module, TensorSlot, nn.Module, TensorSlot]] = []
@@ -75,6 +77,9 @@ class StepLookup:
                 self._slots.append((first, modules[first.owner], step_input.spec))
             for other in places[1:]:
                 self._aliases.append((modules[first.owner], first, modules[other.owner], other))
+        holders = {slot.name: (module, slot.key) for slot, module, _ in self._slots}
+        trained = () if captured.optimizer is None else captured.optimizer.parameters
+        self._trained = [[holders[name] for name in names] for names in trained]
         self._examples = [each.spec for each in captured.inputs if each.role is Role.EXAMPLE]
         self._state_specs = {
             each.name: each.spec for each in captured.inputs if each.role is Role.STATE and each.spec
@@ -121,21 +126,33 @@ class StepLookup:
         return self._modules_outdated() or self.tensors_outdated() or self._optimizer_outdated()
 
     def _modules_outdated(self) -> str | None:
-        modules = self._request.modules()
-        if len(modules) != len(self._modules):
-            return "modules were added or removed"
-        present = zip(modules.items(), self._modules, self._hooks, strict=True)
-        for (name, module), (planned_name, planned), hooks in present:
-            if name != planned_name:
-                return f"module {planned_name} became {name}"
-            if module is not planned:
-                return f"module {name} was replaced"
+        reason = self._structure_outdated()
+        if reason is not None:
+            return reason
+        for (name, module), hooks in zip(self._modules, self._hooks, strict=True):
             if module.training is not self._captured.module_training[name]:
                 return f"module {name} changed between training and eval"
             if torch_compat.module_hooks(module) != hooks:
                 return f"the hooks of module {name} changed"
         changed = self._captured.python_state.changed()
         return None if changed is None else f"{changed} changed"
+
+    def _structure_outdated(self) -> str | None:
+        """Which module is another one, or has another place; None while all are the same."""
+        pairs = zip(self._modules, self._children, strict=True)
+        same_children = all(tuple(module._modules.items()) == children for (_, module), children in pairs)
+        if same_children and modules_within(self._request.loss_fn) == self._loss_modules:
+            return None
+        modules = self._request.modules()
+        if len(modules) != len(self._modules):
+            return "modules were added or removed"
+        present = zip(modules.items(), self._modules, strict=True)
+        for (name, module), (planned_name, planned) in present:
+            if name != planned_name:
+                return f"module {planned_name} became {name}"
+            if module is not planned:
+                return f"module {name} was replaced"
+        return None
 
     def tensors_outdated(self) -> str | None:
         """Why the plan no longer fits the model's tensors, whatever its flags; None while it does."""
@@ -166,11 +183,8 @@ class StepLookup:
         groups = optimizer.param_groups
         if [len(group["params"]) for group in groups] != [len(names) for names in layout.parameters]:
             return "the optimizer's parameter groups changed"
-        present = {slot.name: slot.table(module)[slot.key] for slot, module, _ in self._slots}
-        for group, names in zip(groups, layout.parameters, strict=True):
-            for parameter, name in zip(group["params"], names, strict=True):
-                if present[name] is not parameter:
-                    return f"the optimizer holds another parameter in the place of {name}"
+        if not self._holds_present_parameters(groups):
+            return "the optimizer holds another parameter than the model"
         return _numbers_outdated(layout, groups) or self._state_outdated(optimizer)
 
     def _state_outdated(self, optimizer: torch.optim.Optimizer) -> str | None:
@@ -192,6 +206,8 @@ class StepLookup:
         if layout is None or self._optimizer is None:
             return
         groups = self._optimizer.param_groups
+        if self._holds_present_parameters(groups):
+            return
         if [len(group["params"]) for group in groups] != [len(names) for names in layout.parameters]:
             return
         present = {slot.name: slot.table(module).get(slot.key) for slot, module, _ in self._slots}
@@ -218,6 +234,17 @@ class StepLookup:
                 parameters[index] = new
                 if old in self._optimizer.state:
                     self._optimizer.state[new] = self._optimizer.state.pop(old)
+
+    def _holds_present_parameters(self, groups: list[dict[str, Any]]) -> bool:
+        """Whether the optimizer's parameters are the model's own, each in its planned place."""
+        return len(groups) == len(self._trained) and all(
+            len(group["params"]) == len(places)
+            and all(
+                module._parameters.get(key) is parameter
+                for (module, key), parameter in zip(places, group["params"], strict=True)
+            )
+            for group, places in zip(groups, self._trained, strict=True)
+        )
 
     def gather(self, examples: list[torch.Tensor]) -> list[Any]:
         """All values of the graph's placeholders, in order; creates missing optimizer state.

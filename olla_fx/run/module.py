@@ -31,6 +31,7 @@ from olla_fx.run.autograd import Pass, PlannedFunction
 from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
 from olla_fx.run.executor import Binding, Executor, RunCounts
 from olla_fx.run.lookup import StepLookup
+from olla_fx.run.remaking import carried, refuse_unnamed
 from olla_fx.run.shared_buffer import Lease, SharedBuffer
 from olla_fx.torch_compat import pytree
 from olla_solvers.errors import OptionError
@@ -362,12 +363,16 @@ class PlannedModule(nn.Module):
         old = self._request
         model, loss_fn, optimizer = copy.deepcopy((old.model, old.loss_fn, old.optimizer), memo)
         request = replace(old, model=model, loss_fn=loss_fn, optimizer=optimizer)
-        return _remade(request, self._example, self._compile, self._most_plans, self._cuda_graph)
+        remade = _remade(request, self._example, self._compile, self._most_plans, self._cuda_graph)
+        memo[id(self)] = remade
+        remade.__dict__.update(copy.deepcopy(carried(self), memo))
+        return remade
 
     def __reduce__(self) -> Any:
         """Pickled are model, loss, optimizer and options; plans are made again, or found on disk."""
+        refuse_unnamed(self._request.loss_fn)
         arguments = self._request, self._example, self._compile, self._most_plans, self._cuda_graph
-        return _remade, arguments
+        return _remade, arguments, carried(self)
 
     def train(self, mode: bool = True) -> PlannedModule:
         """Set the model's training flag; see ``nn.Module.train``."""

@@ -5,6 +5,7 @@ needs one folder read. Tested with the releases between ``OLDEST_TESTED`` and ``
 """
 
 from olla_fx.torch_compat.cuda_graphs import captures_current_stream, capturing
+from olla_fx.torch_compat.cuda_memory import with_allocator_history
 from olla_fx.torch_compat.dynamo import run_unplanned
 from olla_fx.torch_compat.fake import (
     DATA_DEPENDENT_ERRORS,
@@ -40,6 +41,7 @@ from olla_fx.torch_compat.tensors import (
     UNINITIALIZED,
     OpOverload,
     TorchDispatchMode,
+    direct_call,
     pytree,
     storage_key,
     tensor_dictionary,
@@ -64,6 +66,7 @@ __all__ = [
     "below_autograd",
     "captures_current_stream",
     "capturing",
+    "direct_call",
     "graph_is_kept",
     "has_optimizer_pre_hooks",
     "in_backward",
@@ -87,4 +90,5 @@ __all__ = [
     "tensor_hooks",
     "trace_functional",
     "warn_if_newer_than_tested",
+    "with_allocator_history",
 ]

@@ -27,9 +27,17 @@ _HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_bac
 
 def module_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
     """All forward and backward hooks that run for one module, global ones included."""
-    tables = (*_GLOBAL_HOOKS, *map(module.__dict__.__getitem__, _HOOK_TABLES))
-    if not any(tables):
+    own = module.__dict__
+    # Asked of every module at every call.
+    if not (
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or any(_GLOBAL_HOOKS)
+    ):
         return []
+    tables = (*_GLOBAL_HOOKS, *(own[name] for name in _HOOK_TABLES))
     return [hook for table in tables for hook in table.values()]
 
 

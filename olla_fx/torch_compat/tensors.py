@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
@@ -17,6 +17,16 @@ TorchDispatchMode = _python_dispatch.TorchDispatchMode
 
 UNINITIALIZED = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 """What lazy modules hold before their first call."""
+
+
+def direct_call(operator: object) -> Callable[..., Any]:
+    """What an operator's Python wrapper calls; other callables are what they are."""
+    if type(operator) is OpOverload:
+        call: Callable[..., Any] = operator._op
+        return call
+    if not callable(operator):
+        raise TypeError(f"{operator} cannot be called")
+    return operator
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -1,18 +1,21 @@
 """From a problem to a checked plan: order, then place, then validate.
 
 OLLA §4.4 splits the joint program in the same two: an order with the smallest peak first, then addresses.
+Where the order's arrays do not fit together well, another order of the same peak may be taken instead.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from olla_solvers import backends
 from olla_solvers.order import order
+from olla_solvers.order.alternatives import orders_of_peak
 from olla_solvers.place import place, spans_of
 from olla_solvers.place.spans import scratching
 from olla_solvers.plan import MemoryPlan, Provenance, Schedule
-from olla_solvers.problem import Problem
+from olla_solvers.problem import Bytes, OperatorIndex, Problem
 from olla_solvers.validate import validate
 
 
@@ -40,9 +43,11 @@ def make_plan(
         ValidationError: when a given schedule does not fit the problem.
     """
     backends.check_options(solver, time_limit)
-    if schedule is None:
-        schedule = order(problem, solver=solver, time_limit=time_limit)
+    found = order(problem, solver=solver, time_limit=time_limit) if schedule is None else schedule
     start = time.monotonic()
+    # An order that was given is kept, and a named solver is a referee of the order that it is to place.
+    is_free = schedule is None and solver in ("auto", "none")
+    schedule = _easier_to_place(problem, found) if is_free else found
     spans = spans_of(problem, schedule.order)
     placement = place(spans, solver=solver, time_limit=time_limit)
     arrays = len(problem.planned)
@@ -68,3 +73,18 @@ def make_plan(
     )
     validate(problem, plan)
     return plan
+
+
+def _easier_to_place(problem: Problem, schedule: Schedule) -> Schedule:
+    """The same order, or another of its peak that the simplest heuristic places without a gap."""
+    if _fits(problem, schedule.order, schedule.peak_bytes):
+        return schedule
+    for rule, other in orders_of_peak(problem, schedule.peak_bytes):
+        if _fits(problem, other, schedule.peak_bytes):
+            return replace(schedule, order=other, found_by=rule)
+    return schedule
+
+
+def _fits(problem: Problem, sequence: tuple[OperatorIndex, ...], peak_bytes: Bytes) -> bool:
+    """Whether the skyline places an order's arrays within the peak."""
+    return place(spans_of(problem, sequence), method="skyline").height_bytes <= peak_bytes

@@ -73,6 +73,7 @@ def test_what_is_not_found_in_time_has_an_exit_of_its_own(
     [
         (HEADER + "a,2,2,4\n", [], "line 2"),
         (SMALL, ["--capacity", "3"], "line 2: span 'a' has 4 B, more than the capacity of 3 B"),
+        ("id,lower,upper,size,offset\na,0,2,8,0\nb,1,3,8,4\n", [], "line 3: the given offsets of 'b'"),
         (SMALL, ["--capacity", "-3"], "whole number of bytes"),
         (SMALL, ["--method", "luck"], "luck"),
         (SMALL, ["--output", "nowhere/at/all.csv"], "no folder"),

@@ -50,25 +50,26 @@ def allocation_times(events: Sequence[AllocationEvent], device: str) -> Allocati
     mine = [each for each in events if each.on_planning_thread and each.size_bytes]
     requests = [(each.kind is EventKind.FREE, each.block, each.size_bytes) for each in mine]
     count = sum(not is_free for is_free, _, _ in requests)
-    stock = min(_replay(requests) for _ in range(REPETITIONS))
-    if not arena.available():
+    where = torch.device(device)
+    stock = min(_replay(requests, where) for _ in range(REPETITIONS))
+    if not arena.available(where):
         return AllocationTimes(count, stock, None)
-    program = _program(mine)
+    program = _program(mine, where)
     return AllocationTimes(count, stock, min(_served(program, requests) for _ in range(REPETITIONS)))
 
 
-def _program(events: Sequence[AllocationEvent]) -> arena.Arena:
+def _program(events: Sequence[AllocationEvent], device: torch.device) -> arena.Arena:
     """A buffer in which every block has its place; its memory is never touched."""
-    placement = place(spans_of(events, arena.alignment_of(torch.device("cpu"))), method="birth-first-fit")
+    placement = place(spans_of(events, arena.alignment_of(device)), method="birth-first-fit")
     sizes = [each.size_bytes for each in events if each.kind is EventKind.ALLOC]
     planned = [
         arena.PlannedRequest(0, ordinal, size, offset)
         for ordinal, (size, offset) in enumerate(zip(sizes, placement.offsets, strict=True))
     ]
-    return arena.Arena(arena.Buffer(placement.height_bytes), 1, planned)
+    return arena.Arena(arena.Buffer(placement.height_bytes, device), 1, planned)
 
 
-def _replay(requests: Sequence[Request], device: str = "cpu") -> float:
+def _replay(requests: Sequence[Request], device: torch.device) -> float:
     live: dict[int, torch.Tensor] = {}
     empty: Callable[..., torch.Tensor] = torch.empty
     started = time.perf_counter()
@@ -85,7 +86,7 @@ def _replay(requests: Sequence[Request], device: str = "cpu") -> float:
 def _served(program: arena.Arena, requests: Sequence[Request]) -> float:
     with program.region():
         program.begin_operator(0)
-        seconds = _replay(requests)
+        seconds = _replay(requests, program.buffer.device)
     if program.counters().outside:
         raise RuntimeError(f"{program.counters().outside} of {len(requests)} requests were not served")
     return seconds

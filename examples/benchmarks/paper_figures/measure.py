@@ -12,6 +12,7 @@ from ordering import TOKENS
 from stopwatch import load_search, paired
 
 import olla_fx
+from olla_fx import arena
 from olla_fx.baseline import BaselineSource
 from olla_fx.models import ModelCase, build_model, optimizer_by_name
 from olla_fx.plan import Plan
@@ -152,7 +153,7 @@ def _measure_loop(job: Job) -> dict[str, Any]:
     load_search()
     case, optimizer = _build(job)
     events, eager = _eager(job, case, optimizer, run=job.timed)
-    spans = traces.spans_of(events, 64)
+    spans = traces.spans_of(events, arena.alignment_of(torch.device(job.device)))
     figures = {
         "eager": eager.to_json(),
         "requests": len(spans),

@@ -23,6 +23,9 @@ FIRST_SHARE = 0.5
 LATER_SHARE = 0.34
 """Of what is left, for each search above it."""
 
+BRIEF_NODES = 6
+"""Nodes that a brief search may try, for each array: three orders' first turns."""
+
 LEAST_SECONDS = 0.05
 LEAST_WORK = 1_000_000
 """Less is not worth a search."""
@@ -108,6 +111,26 @@ def when_compiled(effort: Effort) -> Effort:
 def search_with(spans: Sequence[Span], height: Bytes, effort: Effort) -> SearchResult:
     """Search at one height, at the cost of a whole effort at most."""
     return search(spans, height, time_limit=max(0.0, effort.seconds()), work_limit=effort.work)
+
+
+def search_briefly(task: Task, known: Found, effort: Effort) -> tuple[Found, int]:
+    """Search at the goal for a few turns only, which is enough for most instances.
+
+    Args:
+        task: what to place.
+        known: where the spans can lie.
+        effort: what it may cost.
+
+    Returns:
+        The lower placement, and the work.
+    """
+    goal = max(task.goal_bytes, task.bound_bytes)
+    limit = BRIEF_NODES * len(task.spans)
+    seconds = max(0.0, effort.seconds())
+    result = search(task.spans, goal, time_limit=seconds, node_limit=limit, work_limit=effort.work)
+    if result.offsets is None:
+        return known, result.work
+    return Found.of(task.spans, result.offsets, f"search:{result.order}"), result.work
 
 
 def close_gap(task: Task, known: Found, effort: Effort) -> Aimed:

@@ -1,16 +1,16 @@
 """The default method: heuristics, then the exact search, then the integer program, until a proof.
 
 Each stage begins only while the height is above what is proven: skylines first, which need nothing compiled
-and reach the bound on most training steps; the exact search aimed at the bound; on very large instances, and
-where the search ends open, the crowded times by themselves; the integer program where it is small.
+and reach the bound on most training steps; the exact search aimed at the bound, briefly; the crowded times by
+themselves; the search for as long as it pays; other crowded times; the integer program where it is small.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from olla_solvers.place.aim import Aimed, Effort, Task, close_gap, when_compiled
-from olla_solvers.place.crowds import improve_by_crowds, is_very_large
+from olla_solvers.place.aim import Aimed, Effort, Task, close_gap, search_briefly, when_compiled
+from olla_solvers.place.crowds import FIRST_CROWDED, has_quiet_times, improve_by_crowds, is_very_large
 from olla_solvers.place.found import Found
 from olla_solvers.place.heuristics import best_of_heuristics
 from olla_solvers.place.program import may_help, solve_with, solve_with_any
@@ -20,6 +20,9 @@ from olla_solvers.problem import Bytes
 
 FIRST_PASSES = 4
 """Heuristic passes before the search, which is faster than the others where they would be needed."""
+
+BRIEF_SHARE = 0.15
+"""Of the effort, for a brief search and its crowded times, before the search of the whole."""
 
 SEARCH_SHARE = 0.8
 """Of the effort, for the search of the whole; the rest is for its crowded times."""
@@ -84,21 +87,34 @@ def _with_search(task: Task, result: Result) -> Result:
     spans, goal, effort = task.spans, task.goal_bytes, when_compiled(task.effort)
     task = replace(task, bound_bytes=result.bound_bytes)
     aimed = Aimed(result.found, result.bound_bytes, False)
-    if not is_very_large(spans):
-        aimed = close_gap(task, result.found, effort.part(SEARCH_SHARE))
+    very_large = is_very_large(spans)
+    if not very_large:
+        found = result.found
+        if has_quiet_times(task):
+            found, work = _search_briefly(task, found, effort.part(BRIEF_SHARE))
+            effort = effort.less(work)
+        aimed = close_gap(task, found, effort.part(SEARCH_SHARE))
         effort = Effort(
             effort.deadline, None if effort.work is None else int((1 - SEARCH_SHARE) * effort.work)
         )
     if not aimed.has_ended:
         better = aimed.found
-        if not is_very_large(spans):
+        if not very_large:
             better = best_of_heuristics(spans, goal, best=better, first=FIRST_PASSES, log=task.log)
-        better = improve_by_crowds(replace(task, bound_bytes=aimed.bound_bytes), better, effort)
+        better, _ = improve_by_crowds(replace(task, bound_bytes=aimed.bound_bytes), better, effort)
         aimed = replace(aimed, found=better)
     proved_by = result.proved_by
     if aimed.found.height_bytes == aimed.bound_bytes:
         proved_by = "live bytes" if aimed.bound_bytes == result.bound_bytes else "search"
     return replace(result, found=aimed.found, bound_bytes=aimed.bound_bytes, proved_by=proved_by)
+
+
+def _search_briefly(task: Task, known: Found, effort: Effort) -> tuple[Found, int]:
+    """Try what settles most instances soon: few turns of the search, then the crowded times."""
+    found, work = search_briefly(task, known, effort)
+    task.log.note(found.height_bytes, task.bound_bytes, found.method)
+    found, more = improve_by_crowds(task, found, effort.less(work), FIRST_CROWDED)
+    return found, work + more
 
 
 def _with_program(task: Task, result: Result, effort: Effort) -> Result:

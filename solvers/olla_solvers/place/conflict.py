@@ -1,14 +1,17 @@
 """Why spans cannot fit within a capacity: a smallest set of them that cannot fit together.
 
 Spans that are alive at one timestep and have more bytes than the capacity are the plainest reason; of all
-such sets the one with the fewest spans is named. Where no timestep has so many live bytes, but the exact
+such sets the one with the fewest spans is taken. Where no timestep has so many live bytes, but the exact
 search proved that nothing fits, spans are left out, half of them first and single ones last, as long as the
 search can prove that those that stay do not fit. What is left is minimal: without any one of them the others
-fit, where each such search came to an end.
+fit, where each such search came to an end. Fewer spans elsewhere may be in conflict all the same; for some
+seconds ``smallest.py`` looks for them, and either finds the fewest or proves that those known are. The error
+says which of the three is known.
 """
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from collections.abc import Sequence
 from typing import NoReturn
@@ -16,11 +19,18 @@ from typing import NoReturn
 from olla_solvers.errors import InfeasibleError
 from olla_solvers.place.aim import Effort, when_compiled
 from olla_solvers.place.search import SearchStatus, is_available, search
+from olla_solvers.place.smallest import FEWEST_WITH_GAPS, smallest_conflict
 from olla_solvers.plan import Span
 from olla_solvers.problem import Bytes
 
 NODES_FOR_EACH = 200
 """Nodes that one search of fewer spans may try, for each of them."""
+
+LEAST_NODES = 5000
+"""Nodes that it may try in any case."""
+
+SMALLEST_SECONDS = 3.0
+"""Time for a smallest conflict, once one is known."""
 
 
 class CannotFitError(InfeasibleError):
@@ -29,13 +39,15 @@ class CannotFitError(InfeasibleError):
     Attributes:
         names: of these spans.
         is_minimal: whether without any one of them the others are known to fit.
+        is_smallest: whether it is known that no fewer spans are in conflict.
     """
 
-    def __init__(self, message: str, names: Sequence[str], *, is_minimal: bool) -> None:
+    def __init__(self, message: str, names: Sequence[str], *, is_minimal: bool, is_smallest: bool) -> None:
         """Say what cannot fit."""
         super().__init__(message)
         self.names = tuple(names)
         self.is_minimal = is_minimal
+        self.is_smallest = is_smallest
 
 
 def refuse_impossible(spans: Sequence[Span], capacity: Bytes, effort: Effort) -> None:
@@ -54,19 +66,35 @@ def refuse_impossible(spans: Sequence[Span], capacity: Bytes, effort: Effort) ->
                 f"the capacity of {capacity} B",
                 [span.name],
                 is_minimal=True,
+                is_smallest=True,
             )
     clique = fewest_alive_above(spans, capacity)
-    if clique and is_available() and any(span.offset is not None or span.alignment > 1 for span in clique):
-        kept, is_minimal = minimal_conflict(clique, capacity, when_compiled(effort))
-        if len(kept) < len(clique):
-            _refuse(kept, capacity, is_minimal)
-    if clique:
-        raise CannotFitError(
-            f"{_names(clique)} cannot fit within {capacity} B: they are alive together at timestep "
-            f"{max(span.lower for span in clique)} and have {sum(span.size_bytes for span in clique)} B",
-            [span.name for span in clique],
-            is_minimal=True,
-        )
+    if not clique:
+        return
+    kept: Sequence[Span] = clique
+    is_minimal = _are_plain(clique)
+    is_smallest = len(clique) <= (FEWEST_WITH_GAPS if _are_plain(spans) else 1)
+    if not is_smallest and is_available():
+        effort = when_compiled(effort)
+        if not is_minimal:
+            kept, is_minimal = minimal_conflict(clique, capacity, effort)
+        kept, is_minimal, is_smallest = _fewest(spans, kept, is_minimal, capacity, effort)
+    if set(kept) != set(clique):
+        _refuse(kept, capacity, is_minimal, is_smallest)
+    live_bytes = sum(span.size_bytes for span in clique)
+    raise CannotFitError(
+        f"{_names(clique)} cannot fit within {capacity} B: they are alive together at timestep "
+        f"{max(span.lower for span in clique)} and have {live_bytes} B "
+        f"({'no fewer spans are in conflict' if is_smallest else 'no fewer that are alive together have'})",
+        [span.name for span in clique],
+        is_minimal=is_minimal or is_smallest,
+        is_smallest=is_smallest,
+    )
+
+
+def _are_plain(spans: Sequence[Span]) -> bool:
+    """Whether only bytes and lifetimes decide what fits."""
+    return all(span.offset is None and span.alignment == 1 for span in spans)
 
 
 def refuse_proven(spans: Sequence[Span], capacity: Bytes, effort: Effort) -> NoReturn:
@@ -76,15 +104,35 @@ def refuse_proven(spans: Sequence[Span], capacity: Bytes, effort: Effort) -> NoR
         CannotFitError: always.
     """
     kept, is_minimal = minimal_conflict(spans, capacity, effort)
-    _refuse(kept, capacity, is_minimal)
+    kept_fewest, is_minimal, is_smallest = _fewest(spans, kept, is_minimal, capacity, effort)
+    _refuse(kept_fewest, capacity, is_minimal, is_smallest)
 
 
-def _refuse(kept: Sequence[Span], capacity: Bytes, is_minimal: bool) -> NoReturn:
-    kind = "no smaller part of them is in conflict" if is_minimal else "a smaller set may exist"
+def _fewest(
+    spans: Sequence[Span], known: Sequence[Span], is_minimal: bool, capacity: Bytes, effort: Effort
+) -> tuple[Sequence[Span], bool, bool]:
+    """A conflict of the fewest spans or the known one, and whether it is minimal, and smallest."""
+    effort = Effort(time.monotonic() + min(SMALLEST_SECONDS, max(0.0, effort.seconds())), None)
+
+    def fits(some: Sequence[Span]) -> bool | None:
+        status = _status(some, capacity, effort)
+        return None if status is SearchStatus.TIME_LIMIT else status is SearchStatus.FOUND
+
+    answer = smallest_conflict(spans, known, fits)
+    return answer.spans, is_minimal or answer.is_smallest, answer.is_smallest
+
+
+def _refuse(kept: Sequence[Span], capacity: Bytes, is_minimal: bool, is_smallest: bool) -> NoReturn:
+    kind = "a smaller part of them may be in conflict"
+    if is_minimal:
+        kind = "no part of them is in conflict, fewer others may be"
+    if is_smallest:
+        kind = "no fewer spans are in conflict"
     raise CannotFitError(
         f"{_names(kept)} cannot fit within {capacity} B together (proven by exact search; {kind})",
         [span.name for span in kept],
         is_minimal=is_minimal,
+        is_smallest=is_smallest,
     )
 
 
@@ -156,7 +204,7 @@ def _status(spans: Sequence[Span], capacity: Bytes, effort: Effort) -> SearchSta
         return SearchStatus.FOUND
     if effort.seconds() <= 0:
         return SearchStatus.TIME_LIMIT
-    limit = NODES_FOR_EACH * len(spans)
+    limit = max(LEAST_NODES, NODES_FOR_EACH * len(spans))
     return search(spans, capacity, time_limit=effort.seconds(), node_limit=limit).status
 
 

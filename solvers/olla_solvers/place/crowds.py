@@ -1,7 +1,8 @@
-"""Very large instances: the crowded times first, exactly; then what lives at other times, around them.
+"""The crowded times first, exactly; then what lives at other times, around them.
 
-A search visits every array of a component at every node, which is too much for a hundred thousand. But room
-is scarce only where the live bytes come near the bound. Arrays that never live at such a time are left out;
+A search visits every array of a component at every node, which is too much for a hundred thousand, and takes
+a thousand for as hard as the hardest three hundred of them. But room is scarce only where the live bytes come
+near the bound. Arrays that never live at such a time are left out;
 what remains falls apart at the timesteps where few live, and each part is searched by itself, aimed at the
 goal. Where a part is too large or its search does not finish, its large arrays are searched and the small
 ones fill the holes. Then the others go greedily around these, those of the fuller times first.
@@ -32,6 +33,15 @@ MOST_STEPS = 400_000_000
 CROWDED = (0.93, 0.97, 0.85)
 """Shares of the bound from which on a time is crowded, in the sequence of trial."""
 
+FIRST_CROWDED = (0.9, 0.95)
+"""The same, before a long search of all."""
+
+MOST_CROWDED = 0.7
+"""Where more of all arrays live at crowded times, these are as hard as all."""
+
+RANDOM_ORDERS = 8
+"""In a round of the search of a part: fresh starts serve small parts better than long runs."""
+
 LEVELS = 50
 """How finely the times are told apart by their live bytes when the rest is placed."""
 
@@ -53,20 +63,30 @@ def is_very_large(spans: Sequence[Span]) -> bool:
     return sum(len(part) ** 2 for part in components(spans, range(len(spans)))) > MOST_STEPS
 
 
-def improve_by_crowds(task: Task, known: Found, effort: Effort) -> Found:
+def has_quiet_times(task: Task) -> bool:
+    """Whether so many arrays live only when there is room to spare that the others are worth a try alone."""
+    crowded = sum(load >= FIRST_CROWDED[0] * task.bound_bytes for load in load_bytes(task.spans))
+    return crowded <= MOST_CROWDED * len(task.spans)
+
+
+def improve_by_crowds(
+    task: Task, known: Found, effort: Effort, shares: Sequence[float] = CROWDED
+) -> tuple[Found, int]:
     """Lower a placement by placing the crowded times first.
 
     Args:
         task: what to place.
         known: where it can lie.
         effort: what it may cost; what has begun is finished.
+        shares: of the bound, from which on a time is crowded, in the sequence of trial.
 
     Returns:
-        A placement that is at least as low.
+        A placement that is at least as low, and the work.
     """
+    total = 0
     goal = max(task.goal_bytes, task.bound_bytes)
     loads = load_bytes(task.spans)
-    for share in CROWDED:
+    for share in shares:
         if known.height_bytes <= goal or not effort.is_worth():
             break
         # Given spans are walls wherever they live.
@@ -76,14 +96,14 @@ def improve_by_crowds(task: Task, known: Found, effort: Effort) -> Found:
             if load >= share * task.bound_bytes or span.offset is not None
         ]
         placed, work = _place_parts(task.spans, crowded, goal, effort)
-        effort = effort.less(work)
+        effort, total = effort.less(work), total + work
         for offsets in _around(placed, loads, task.bound_bytes):
             better = lower_of(known, Found.of(task.spans, offsets, "crowded times first"))
             known = better or known
             task.log.note(known.height_bytes, task.bound_bytes, known.method)
             if known.height_bytes <= goal or effort.seconds() <= 0:
                 break
-    return known
+    return known, total
 
 
 def load_bytes(spans: Sequence[Span]) -> list[Bytes]:
@@ -146,7 +166,9 @@ def _place_part(spans: Sequence[Span], goal: Bytes, effort: Effort) -> tuple[Seq
         offsets, work = _search(spans, goal, effort)
         if offsets is not None:
             return offsets, work
-    filled, spent = _large_then_small(spans, goal, effort)
+    if len(spans) <= LARGE_ARRAYS:
+        return known.offsets, work
+    filled, spent = _large_then_small(spans, goal, effort.less(work))
     if filled is not None and height_bytes(spans, filled) < known.height_bytes:
         return filled, work + spent
     return known.offsets, work + spent
@@ -154,7 +176,8 @@ def _place_part(spans: Sequence[Span], goal: Bytes, effort: Effort) -> tuple[Seq
 
 def _search(spans: Sequence[Span], goal: Bytes, effort: Effort) -> tuple[Sequence[Offset] | None, int]:
     limit = NODES_FOR_EACH * len(spans)
-    result = search(spans, goal, time_limit=max(0.0, effort.seconds()), node_limit=limit)
+    seconds = max(0.0, effort.seconds())
+    result = search(spans, goal, time_limit=seconds, node_limit=limit, random_orders=RANDOM_ORDERS)
     return result.offsets, result.work
 
 

@@ -8,12 +8,14 @@ is written as ``id,lower,upper,size,offset``.
 from __future__ import annotations
 
 import csv
+import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from olla_solvers.errors import ProblemError
 from olla_solvers.place.checks import fault_of
+from olla_solvers.place.greedy import given_collision
 from olla_solvers.plan import Span
 from olla_solvers.problem import MOST_BYTES, Bytes, Offset
 
@@ -33,7 +35,8 @@ def read_spans(path: str | Path, *, capacity_bytes: Bytes | None = None) -> tupl
 
     Raises:
         ProblemError: naming file and line, when the file is no such table, a value is no whole number, an id
-            occurs twice, ``upper`` is not above ``lower``, or a size is not positive or above the capacity.
+            occurs twice, ``upper`` is not above ``lower``, a size is not positive or above the capacity, or
+            two given offsets collide, with both lines.
         OSError: when the file cannot be read.
     """
     rows = _rows(path)
@@ -58,6 +61,7 @@ def read_spans(path: str | Path, *, capacity_bytes: Bytes | None = None) -> tupl
             )
         seen[span.name] = line
         spans.append(span)
+    _refuse_collision(path, spans, seen)
     return tuple(spans)
 
 
@@ -69,7 +73,7 @@ def write_placement(path: str | Path, spans: Sequence[Span], offsets: Sequence[O
         spans: as read.
         offsets: one for each span.
     """
-    Path(path).write_text(placement_text(spans, offsets), encoding="utf-8")
+    Path(path).write_text(placement_text(spans, offsets), encoding="utf-8", newline="")
 
 
 def placement_text(spans: Sequence[Span], offsets: Sequence[Offset]) -> str:
@@ -85,7 +89,7 @@ def _rows(path: str | Path) -> list[tuple[int, list[str]]]:
     line = 1
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
-        reader = csv.reader(text.splitlines(), strict=True)
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         rows = []
         for row in reader:
             rows.append((reader.line_num, row))
@@ -127,6 +131,22 @@ def _span(where: str, row: dict[str, str]) -> Span:
     if fault is not None:
         raise ProblemError(f"{where}: span {span.name!r} {fault}")
     return span
+
+
+def _refuse_collision(path: str | Path, spans: Sequence[Span], lines: Mapping[str, int]) -> None:
+    clash = given_collision(spans)
+    if clash is None:
+        return
+    one, other = sorted((spans[each] for each in clash), key=lambda span: lines[span.name])
+    raise ProblemError(
+        f"{path}, line {lines[other.name]}: the given offsets of {other.name!r} {_extent(other)} and "
+        f"{one.name!r} {_extent(one)}, in line {lines[one.name]}, overlap while both are alive"
+    )
+
+
+def _extent(span: Span) -> str:
+    low = span.offset or 0
+    return f"[{low}, {low + span.size_bytes})"
 
 
 def _number(where: str, column: str, text: str) -> int:

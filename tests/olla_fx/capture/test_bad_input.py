@@ -240,6 +240,11 @@ def test_operators_that_raise_on_bad_data():
     refused(model, "_linalg_check_errors.*inv_ex")
 
 
+def test_tensors_that_are_given_another_size():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.CrossMapLRN2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    refused(model, r"resize_.*LocalResponseNorm", example=(torch.ones(2, 3, 4, 4), torch.tensor([0, 1])))
+
+
 @pytest.mark.parametrize("make", [sgd, optim.AdamW])
 def test_complex_parameters(make):
     model = Changed(lambda self, x: (self.body(x) * self.phase).abs())

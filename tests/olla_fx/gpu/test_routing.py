@@ -1,7 +1,7 @@
 """Which requests of planned steps are served on CUDA, whatever their kernels compute.
 
-These tests compare no values, so that they also run on the stand-in for a GPU (``tests/stand_in_gpu``). It
-has no cuDNN, so convolutions take PyTorch's own kernels here.
+These tests compare no values, so that they also run on the stand-in for a GPU (``tests/stand_in_gpu``), where
+convolutions take kernels of PyTorch's own, for want of cuDNN.
 """
 
 import gc

@@ -268,3 +268,58 @@ def test_a_planned_module_within_a_model_that_is_planned():
             F.cross_entropy(module(x), y).backward()
         for one, other in zip(reference.parameters(), outer.parameters(), strict=True):
             assert_same(one.grad, other.grad, "gradient")
+
+
+def heard(module, inputs, output):
+    module.heard = [*getattr(module, "heard", []), float(output.detach().sum())]
+
+
+@pytest.mark.parametrize("remake", [copied, pickled])
+def test_a_copy_keeps_hooks_and_attributes_of_the_planned_module(remake):
+    x = vectors(1)[0][0]
+    module = olla_fx.optimize(mlp(), x)
+    module.register_forward_hook(heard)
+    module.note = {"epoch": 3}
+    other = remake(module)
+    assert other.note == module.note
+    assert other.note is not module.note
+    for _ in range(3):
+        answer = other(x)
+    assert other.heard == [float(answer.detach().sum())] * 3
+    assert not hasattr(module, "heard")
+    assert_same(module(x).detach(), answer.detach(), "answer")
+
+
+def test_a_loss_without_a_name_cannot_be_pickled():
+    model, (x, y) = mlp(), vectors(1)[0]
+    step = olla_fx.optimize(
+        model, (x, y), loss_fn=lambda *each: F.cross_entropy(*each), optimizer=sgd(model.parameters())
+    )
+    with pytest.raises(olla_fx.OllaError, match=r"lambda> cannot be pickled.*with def"):
+        pickle.dumps(step)
+
+
+def test_one_backward_serves_all_outputs():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Linear(6, 3), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.one(x), self.other(x)
+
+    eager = Two()
+    module = olla_fx.optimize(copy.deepcopy(eager), torch.ones(4, 6))
+    for _ in range(2):
+        one, other = module(torch.ones(4, 6))
+        one.sum().backward()
+        with pytest.raises(olla_fx.OllaError, match="All outputs of a forward share one backward"):
+            other.sum().backward()
+        assert not module.is_busy
+    for planned in (eager, module):
+        planned.zero_grad()
+        one, other = planned(torch.ones(4, 6))
+        one.sum().backward(retain_graph=True)
+        other.sum().backward()
+    for mine, theirs in zip(module.parameters(), eager.parameters(), strict=True):
+        assert_same(theirs.grad, mine.grad, "gradient")

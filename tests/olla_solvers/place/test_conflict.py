@@ -39,6 +39,10 @@ def test_a_capacity_is_kept_or_a_minimal_conflict_is_named() -> None:
         assert caught.value.is_minimal
         for span in named:
             assert lowest_height([other for other in named if other is not span]) <= lowest - 1
+        assert caught.value.is_smallest
+        for fewer in itertools.combinations(items, len(named) - 1):
+            assert given_collision(fewer) is None
+            assert lowest_height(fewer) <= lowest - 1
         kinds["live bytes" if lowest == bound else "search"] += 1
     assert kinds["search"] >= 8
     assert kinds["live bytes"] >= 40

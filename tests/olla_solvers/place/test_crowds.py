@@ -8,9 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from olla_solvers.place.aim import Effort, Task
+from olla_solvers.place.aim import Effort, Task, search_briefly
 from olla_solvers.place.bound import max_live_bytes
-from olla_solvers.place.crowds import components, improve_by_crowds, is_very_large, load_bytes
+from olla_solvers.place.crowds import (
+    components,
+    has_quiet_times,
+    improve_by_crowds,
+    is_very_large,
+    load_bytes,
+)
 from olla_solvers.place.found import Found
 from olla_solvers.place.greedy import by_birth, by_size, greedy
 from olla_solvers.place.skyline import RULES, skyline
@@ -45,7 +51,7 @@ def test_crowded_times_first_lowers_a_skyline_and_stays_valid() -> None:
         bound = max_live_bytes(items)
         known = Found.of(items, skyline(items, RULES["longest lifetime"]), "skyline")
         task = Task(items, bound, bound, False, "none", Effort(time.monotonic() + 60, None))
-        better = improve_by_crowds(task, known, task.effort)
+        better, _ = improve_by_crowds(task, known, task.effort)
         assert_valid(items, better.offsets)
         assert bound <= better.height_bytes <= known.height_bytes
         lowered += better.height_bytes < known.height_bytes
@@ -62,9 +68,31 @@ def test_large_parts_are_searched_for_their_large_arrays(monkeypatch: pytest.Mon
     bound = max_live_bytes(items)
     known = Found.of(items, greedy(items, by_birth), "birth")
     task = Task(items, bound, bound, False, "none", Effort(time.monotonic() + 60, None))
-    better = improve_by_crowds(task, known, task.effort)
+    better, _ = improve_by_crowds(task, known, task.effort)
     assert_valid(items, better.offsets)
     assert better.height_bytes < known.height_bytes
+
+
+def test_a_brief_search_keeps_what_it_cannot_lower() -> None:
+    pytest.importorskip("numba")
+    items = stream(200, 9)
+    bound = max_live_bytes(items)
+    task = Task(items, bound, bound, False, "none", Effort(time.monotonic() + 60, None))
+    known = Found.of(items, greedy(items, by_birth), "birth")
+    better, work = search_briefly(task, known, task.effort)
+    assert_valid(items, better.offsets)
+    assert better.height_bytes == bound < known.height_bytes
+    assert work > 0
+    kept, _ = search_briefly(task, known, Effort(time.monotonic() + 60, 1))
+    assert kept is known
+
+
+def test_quiet_times_are_those_with_room_to_spare() -> None:
+    effort = Effort(time.monotonic() + 60, None)
+    full = tuple(Span(f"s{i}", i, i + 2, 8) for i in range(10))
+    assert not has_quiet_times(Task(full, 16, 16, False, "none", effort))
+    peak = (*full, Span("large", 0, 1, 100))
+    assert has_quiet_times(Task(peak, 108, 108, False, "none", effort))
 
 
 def test_loads_and_components_are_what_their_names_say() -> None:

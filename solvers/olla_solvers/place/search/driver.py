@@ -19,7 +19,7 @@ import numpy as np
 
 from olla_solvers.errors import SolverUnavailableError
 from olla_solvers.place.search.instance import Ints, Prepared, prepare
-from olla_solvers.place.search.portfolio import attempts
+from olla_solvers.place.search.portfolio import RANDOM_ORDERS, attempts
 from olla_solvers.place.search.rules import SearchRules
 from olla_solvers.plan import Span
 from olla_solvers.problem import Bytes, Offset
@@ -90,7 +90,7 @@ def compilation_seconds() -> float:
     from olla_solvers.place.search.lane import Limits
 
     rules = SearchRules()
-    _run(prepare((Span("a", 0, 2, 1), Span("b", 1, 3, 1)), 2, rules), rules, Limits(), 0)
+    _run(prepare((Span("a", 0, 2, 1), Span("b", 1, 3, 1)), 2, rules), rules, Limits(), 0, 0)
     seconds = time.monotonic() - start
     if seconds > _LONG_COMPILATION:
         _LOGGER.warning("compiled the placement search in %.0f s; it is kept for later processes", seconds)
@@ -111,6 +111,7 @@ def search(
     work_limit: int | None = None,
     rules: SearchRules | None = None,
     seed: int = 0,
+    random_orders: int = RANDOM_ORDERS,
 ) -> SearchResult:
     """Place spans within a capacity, or prove that it cannot be done.
 
@@ -124,6 +125,7 @@ def search(
         work_limit: most steps of work, see :class:`SearchResult`; None for no limit.
         rules: which pruning rules to use; None for all.
         seed: of the random orders.
+        random_orders: how many of these in a round of turns.
 
     Returns:
         Offsets, a proof that there are none, or neither in the time.
@@ -143,13 +145,14 @@ def search(
     from olla_solvers.place.search.lane import Limits
 
     deadline = None if time_limit is None else start + time_limit
-    result, low = _run(prepared, rules, Limits(deadline, node_limit, work_limit), seed)
+    limits = Limits(deadline, node_limit, work_limit)
+    result, low = _run(prepared, rules, limits, seed, random_orders)
     found = None if low is None else _offsets(spans, prepared, low)
     return replace(result, offsets=found, seconds=time.monotonic() - start)
 
 
 def _run(
-    prepared: Prepared, rules: SearchRules, limits: Limits, seed: int
+    prepared: Prepared, rules: SearchRules, limits: Limits, seed: int, random_orders: int
 ) -> tuple[SearchResult, Ints | None]:
     """Give the orders their turns; the result without offsets, and these in units."""
     from olla_solvers.place.search import layout
@@ -160,7 +163,7 @@ def _run(
     failed = np.zeros((KNOWN_FAILURES, 3), dtype=np.int64)
     lanes: dict[int | None, Lane] = {}
     turns = 0
-    for attempt in attempts(prepared, blame, section_blame, seed):
+    for attempt in attempts(prepared, blame, section_blame, seed, random_orders):
         if attempt.lane not in lanes:
             lanes[attempt.lane] = Lane(prepared, rules, blame, section_blame, failed)
         lane = lanes[attempt.lane]

@@ -19,14 +19,11 @@ from olla_solvers.place.search.instance import Ints, Prepared
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
-RANDOM_ORDERS = 8
-"""Random orders in a round."""
+RANDOM_ORDERS = 4
+"""Random orders in a round, where nothing else is asked for."""
 
 FIRST_BUDGET = 2.0
 """Nodes for each array that a lasting order may have tried at the end of the first round."""
-
-RANDOM_SHARE = 0.25
-"""Nodes of a random order's only attempt, as a share of the lasting orders' budget."""
 
 BUDGET_GROWTH = 2.0
 """Factor on the budget from round to round."""
@@ -34,7 +31,7 @@ BUDGET_GROWTH = 2.0
 FULL = 0.98
 """Share of the capacity from which on a section counts as full."""
 
-LARGEST_NOISE = 0.5
+LARGEST_NOISE = 0.1
 """Most noise on a random order's scores, in their standard deviations."""
 
 SHARE_BY_SIZE = 0.3
@@ -86,7 +83,9 @@ class Lasting:
     weight: int = 1
 
 
-def attempts(prepared: Prepared, blame: Ints, section_blame: Ints, seed: int) -> Iterator[Attempt]:
+def attempts(
+    prepared: Prepared, blame: Ints, section_blame: Ints, seed: int, random_orders: int = RANDOM_ORDERS
+) -> Iterator[Attempt]:
     """The attempts in turn, without end, the same for the same seed.
 
     Args:
@@ -94,6 +93,7 @@ def attempts(prepared: Prepared, blame: Ints, section_blame: Ints, seed: int) ->
         blame: for each array how often attempts failed on it; looked at anew for each attempt.
         section_blame: for each section how often its arrays did not fit; likewise.
         seed: of the random orders.
+        random_orders: how many of these in a round.
     """
     features = _Features(prepared)
     random = np.random.default_rng(seed)
@@ -104,9 +104,9 @@ def attempts(prepared: Prepared, blame: Ints, section_blame: Ints, seed: int) ->
             # An easy instance falls to one of the orders at once: in the first round each has its chance.
             weight = order.weight if rounds > 0 else 1
             yield Attempt(lane, rank, order.rerank, int(weight * budget), order.name)
-        for _ in range(RANDOM_ORDERS):
+        for _ in range(random_orders):
             name, keys, rerank = features.random_order(random, blame, section_blame)
-            yield Attempt(None, _ranks(keys), rerank, int(budget * RANDOM_SHARE), name)
+            yield Attempt(None, _ranks(keys), rerank, int(budget), name)
 
 
 class _Features:

@@ -1,0 +1,39 @@
+"""What a copied or unpickled planned module takes over: all but what it makes for itself."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+from torch import nn
+
+from olla_fx.errors import NotPicklableError
+
+_REMADE = frozenset(
+    {"_model", "_modules", "_parameters", "_buffers", "training", "_request", "_example", "_compile"}
+    | {"_most_plans", "_cuda_graph", "_lock", "_buffer", "_plans", "_current", "replans", "stock_runs"}
+)
+"""Attributes that a planned module's copies make for themselves."""
+
+
+def carried(module: nn.Module) -> dict[str, Any]:
+    """Hooks of a planned module, and attributes that its user gave it."""
+    return {name: value for name, value in module.__dict__.items() if name not in _REMADE}
+
+
+def refuse_unnamed(loss_fn: object) -> None:
+    """Refuse a loss that pickle could not find again by its name.
+
+    Raises:
+        NotPicklableError: naming it.
+    """
+    if isinstance(loss_fn, types.FunctionType):
+        found: object = sys.modules.get(loss_fn.__module__)
+        for name in loss_fn.__qualname__.split("."):
+            found = getattr(found, name, None)
+        if found is not loss_fn:
+            raise NotPicklableError(
+                f"the loss function {loss_fn.__qualname__} cannot be pickled, for no module has it by this "
+                "name: define it with def at the top of a module, or make it an nn.Module"
+            )

@@ -1,0 +1,80 @@
+"""A glance must see every change that a picture shows."""
+
+import functools
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from olla_fx.capture.pictures import Glance, picture_of
+
+plain = st.one_of(st.integers(0, 3), st.floats(0, 1), st.text(max_size=2), st.none(), st.booleans())
+values = st.recursive(
+    plain,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.text(max_size=2), inner, max_size=3),
+        st.dictionaries(st.sampled_from("abc"), inner, max_size=3).map(
+            lambda fields: SimpleNamespace(**fields)
+        ),
+        st.tuples(inner, inner),
+    ),
+    max_leaves=12,
+)
+
+
+def places(value):
+    """Every list and dictionary in reach, objects' dictionaries included."""
+    held = value if isinstance(value, list | dict | tuple) else getattr(value, "__dict__", None)
+    if held is None:
+        return []
+    inner = [each for part in (held.values() if isinstance(held, dict) else held) for each in places(part)]
+    return inner if isinstance(held, tuple) else [held, *inner]
+
+
+@settings(deadline=None, max_examples=300)
+@given(values, plain, st.randoms(use_true_random=False))
+def test_what_a_picture_shows_a_glance_sees(value, new, chance):
+    picture, glance = picture_of(value), Glance(value)
+    assert glance.is_unchanged()
+    held = places(value)
+    if held:
+        chosen = chance.choice(held)
+        if isinstance(chosen, dict):
+            chosen[chance.choice(["a", "b", "new"])] = new
+        elif chosen and chance.random() < 0.5:
+            chosen[chance.randrange(len(chosen))] = new
+        else:
+            chosen.append(new)
+    assert not glance.is_unchanged() or picture_of(value) == picture
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.zeros(3),
+        [np.zeros(3)],
+        {"generator": random.Random(0)},
+        torch.Generator(),
+        functools.partial(len, [1]),
+        iter([1, 2]),
+        {1, 2},
+        [[[[np.zeros(1)]]]],
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_changes_within_itself_is_left_to_pictures(value):
+    with pytest.raises(LookupError):
+        Glance(value)
+
+
+def test_numbers_that_compare_equal_are_told_apart():
+    for before, after in [(0.0, -0.0), (1, True), (1, 1.0)]:
+        held = [before]
+        glance = Glance(held)
+        held[0] = after
+        assert not glance.is_unchanged()
