@@ -230,12 +230,11 @@ class GraphedStep:
         warnings.warn(f"steps run without a CUDA graph: {reason}", RuntimeWarning, stacklevel=6)
 
     def _replay(self, captured: _Captured, values: Sequence[Any]) -> list[Any]:
-        with torch.no_grad():
+        # Entering the region makes this stream wait for the one that used buffer and slots before.
+        program = captured.program()
+        with torch.no_grad(), contextlib.nullcontext() if program is None else program.region():
             for index, slot in captured.slots.items():
                 slot.copy_(values[index], non_blocking=True)
-        # Entering the region makes this stream wait for the one that used the buffer before.
-        program = captured.program()
-        with contextlib.nullcontext() if program is None else program.region():
             captured.graph.replay()
         self.replays += 1
         return copies_of(captured.results)
