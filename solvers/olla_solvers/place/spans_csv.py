@@ -8,6 +8,7 @@ is written as ``id,lower,upper,size,offset``.
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,7 +73,7 @@ def write_placement(path: str | Path, spans: Sequence[Span], offsets: Sequence[O
         spans: as read.
         offsets: one for each span.
     """
-    Path(path).write_text(placement_text(spans, offsets), encoding="utf-8")
+    Path(path).write_text(placement_text(spans, offsets), encoding="utf-8", newline="")
 
 
 def placement_text(spans: Sequence[Span], offsets: Sequence[Offset]) -> str:
@@ -88,7 +89,7 @@ def _rows(path: str | Path) -> list[tuple[int, list[str]]]:
     line = 1
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
-        reader = csv.reader(text.splitlines(), strict=True)
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         rows = []
         for row in reader:
             rows.append((reader.line_num, row))

@@ -25,10 +25,11 @@ def test_required_and_optional_columns_in_any_sequence(tmp_path: Path) -> None:
 
 
 def test_what_is_written_reads_as_given_offsets(tmp_path: Path) -> None:
-    items = (Span('odd "name", with comma', 0, 4, 8), Span("b", 1, 3, 4))
-    write_placement(tmp_path / "out.csv", items, (0, 8))
+    names = ('odd "name", with comma', '"quoted"', "two\nlines", "twolines", "far\u2028off", "b")
+    items = tuple(Span(name, 0, 4, 8) for name in names)
+    write_placement(tmp_path / "out.csv", items, range(0, 48, 8))
     assert (tmp_path / "out.csv").read_text().splitlines()[0] == "id,lower,upper,size,offset"
-    assert [span.offset for span in read_spans(tmp_path / "out.csv")] == [0, 8]
+    assert [span.offset for span in read_spans(tmp_path / "out.csv")] == [*range(0, 48, 8)]
     assert [span.name for span in read_spans(tmp_path / "out.csv")] == [span.name for span in items]
 
 
@@ -56,6 +57,9 @@ def test_a_table_without_lines_holds_no_spans(tmp_path: Path) -> None:
         (HEADER + "a,0,1," + "9" * 5000 + "\n", 2, "beyond"),
         (HEADER + "a,0,1,1_000\n", 2, "not a whole number"),
         (HEADER + 'b,0,1,4\n"a,0,1,4\n', 3, "no comma-separated values"),
+        (HEADER + '"a\nb",0,1,4\nc,1,1,4\n', 4, "empty lifetime"),
+        (HEADER + "a\u2028b,0,1,4\nc,1,1,4\n", 3, "empty lifetime"),
+        (HEADER.replace("\n", "\r\n") + "a,0,1,4\r\nc,1,1,4\r\n", 3, "empty lifetime"),
         (HEADER + "a,0,1,4\n\nb,0,1,99\n", 4, "more than the capacity of 50 B"),
         ("id,lower,upper,size,alignment\na,0,1,4,0\n", 2, "alignment 0"),
         ("id,lower,upper,size,offset,alignment\na,0,1,4,6,4\n", 2, "multiple of its alignment"),
