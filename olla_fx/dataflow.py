@@ -99,6 +99,11 @@ def hand_over(results: Sequence[object], tangents: Sequence[object]) -> None:
     """Marks where the caller gets the results of forward and comes back with tangents for backward."""
 
 
+def is_on(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether a tensor is on a device; without an index, on any of that type."""
+    return tensor.device.type == device.type and device.index in (None, tensor.device.index)
+
+
 def is_free(node: fx.Node) -> bool:
     """Whether a node takes no memory and no time: views, ``getitem``, arithmetic on Python numbers."""
     if node.op in ("placeholder", "get_attr", "output") or node.target is operator.getitem:
@@ -202,8 +207,9 @@ class _Builder:
                 f"the model has shapes that depend on the values of its tensors (of {name}: a mask or "
                 "nonzero, say), so no plan fits every step. Use torch.where or fixed shapes"
             )
-        # Numbers for the host (an optimizer's count of steps) take no memory of the device.
-        on_device = leaf.device.type == self.device.type
+        # Numbers for the host (an optimizer's count of steps) take no memory of the device, nor does what
+        # the model computes on another one.
+        on_device = is_on(leaf, self.device)
         size_bytes = leaf.untyped_storage().nbytes() if on_device else 0
         self.storages[key] = _Storage(name, size_bytes, producer, set(), producer, set(), on_device)
 

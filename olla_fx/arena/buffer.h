@@ -70,7 +70,9 @@ class Buffer {
     }
   }
 
-  // Where the last step ran; written by whoever holds the memory.
+  // Where the memory was allocated, and where the last step ran (at first the same), on devices that have
+  // streams; written by whoever holds the memory.
+  std::optional<c10::Stream> home_stream;
   std::optional<c10::Stream> last_stream;
 
   // Streams beside the step's own that work on blocks in here, by record_stream.
@@ -116,9 +118,10 @@ class BufferRegistry {
 
   // The owner is gone: the memory goes with the last block in it.
   void abandon(Buffer* buffer) {
+    std::unique_ptr<Buffer> gone;  // goes without the lock: freeing its memory may call anybody
     const std::lock_guard<std::mutex> guard(mutex_);
     buffer->abandoned_ = true;
-    remove_if_unused(buffer);
+    gone = remove_if_unused(buffer);
   }
 
   // False if the address is in no buffer.
@@ -126,6 +129,7 @@ class BufferRegistry {
     if (!may_hold(address)) {
       return false;
     }
+    std::unique_ptr<Buffer> gone;  // as in abandon()
     const std::lock_guard<std::mutex> guard(mutex_);
     Buffer* buffer = find(address);
     if (buffer == nullptr) {
@@ -133,7 +137,7 @@ class BufferRegistry {
     }
     buffer->leave(address);
     buffer->outstanding.fetch_sub(1, std::memory_order_acq_rel);
-    remove_if_unused(buffer);
+    gone = remove_if_unused(buffer);
     return true;
   }
 
@@ -164,11 +168,15 @@ class BufferRegistry {
     return buffer->contains(address) ? buffer : nullptr;
   }
 
-  void remove_if_unused(Buffer* buffer) {
-    if (buffer->abandoned_ && buffer->outstanding.load(std::memory_order_acquire) == 0) {
-      buffers_.erase(buffer->begin());
-      update_bounds();
+  std::unique_ptr<Buffer> remove_if_unused(Buffer* buffer) {
+    if (!buffer->abandoned_ || buffer->outstanding.load(std::memory_order_acquire) != 0) {
+      return nullptr;
     }
+    const auto found = buffers_.find(buffer->begin());
+    std::unique_ptr<Buffer> removed = std::move(found->second);
+    buffers_.erase(found);
+    update_bounds();
+    return removed;
   }
 
   // A block's buffer is in the registry as long as the block lives, so whoever frees one sees bounds that

@@ -42,8 +42,10 @@ void release(void* block) {
   router->release(block);
 }
 
-bool is_capturing() {
-  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+bool is_captured(const c10::Stream& stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  C10_CUDA_CHECK(cudaStreamIsCapturing(c10::cuda::CUDAStream(stream).stream(), &status));
+  return status != cudaStreamCaptureStatusNone;
 }
 
 // Lets one stream wait for what is queued on another.
@@ -65,28 +67,47 @@ class CudaSupport final : public DeviceSupport {
     C10_CUDA_CHECK(cudaDeviceSynchronize());
   }
 
+  bool is_lack_of_memory(const c10::Error& error) const override {
+    // Without caching, an allocation fails as any other call does.
+    const auto* failure = dynamic_cast<const c10::AcceleratorError*>(&error);
+    return failure == nullptr || failure->get_error_code() == cudaErrorMemoryAllocation;
+  }
+
+  std::optional<c10::Stream> present_stream() const override {
+    return c10::cuda::getCurrentCUDAStream().unwrap();
+  }
+
   void enter(Region& region) const override {
     Buffer* buffer = region.buffer;
-    const DeviceIndex device = buffer == nullptr ? c10::cuda::current_device() : buffer->memory().device().index();
+    // Without an index, the stream is that of the present device.
+    const DeviceIndex device =
+        buffer == nullptr ? region.memory->device.index() : buffer->memory().device().index();
     const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device);
     region.stream = stream.unwrap();
     if (buffer == nullptr) {
       return;
     }
     // Between capturing and other streams no event may pass; who captures synchronises before.
-    if (buffer->last_stream != region.stream && !is_capturing()) {
+    if (buffer->last_stream != region.stream && !is_captured(*region.stream)) {
       if (buffer->last_stream) {
         wait(*region.stream, *buffer->last_stream);
       }
-      // The stock allocator may give the buffer's memory to others only after this stream's work.
-      native->recordStream(buffer->memory(), stream);
+      if (buffer->home_stream != region.stream) {
+        // The stock allocator may give the buffer's memory to others only after this stream's work.
+        native->recordStream(buffer->memory(), stream);
+      }
     }
     buffer->last_stream = region.stream;
+    // A graph is replayed without operators.
+    if (buffer->has_side_streams()) {
+      wait_for_side_streams(region);
+    }
   }
 
   void wait_for_side_streams(Region& region) const override {
+    const bool into_graph = is_captured(*region.stream);
     for (const c10::Stream& stream : region.buffer->side_streams()) {
-      if (stream != *region.stream) {
+      if (stream != *region.stream && is_captured(stream) == into_graph) {
         wait(*region.stream, stream);
       }
     }

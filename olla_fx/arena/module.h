@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -26,6 +27,14 @@ class DeviceSupport {
   virtual c10::DeviceType type() const = 0;
   // The calling thread and all kernels see every byte filled when it returns.
   virtual void fill(void* begin, int byte, size_t size_bytes) const = 0;
+  // Whether an allocation failed because there is not enough memory.
+  virtual bool is_lack_of_memory(const c10::Error& /*error*/) const {
+    return true;
+  }
+  // Where the present device's memory is allocated.
+  virtual std::optional<c10::Stream> present_stream() const {
+    return std::nullopt;
+  }
   // The calling thread is about to run a region.
   virtual void enter(Region& /*region*/) const {}
   // An operator is about to run, and blocks of the buffer are in use elsewhere.
@@ -41,7 +50,7 @@ inline const DeviceSupport* support = nullptr;
 class SharedMemory {
  public:
   SharedMemory(int64_t size_bytes, int64_t device_index)
-      : memory_(make_buffer(size_bytes, c10::Device(support->type(), static_cast<c10::DeviceIndex>(device_index)))) {}
+      : SharedMemory(size_bytes, c10::Device(support->type(), static_cast<c10::DeviceIndex>(device_index))) {}
 
   ~SharedMemory() {
     if (memory_.buffer != nullptr) {
@@ -62,6 +71,7 @@ class SharedMemory {
 
   void poison(int byte) {
     if (memory_.buffer != nullptr) {
+      const c10::OptionalDeviceGuard guard = guard_of(memory_.buffer->memory().device());
       support->fill(memory_.buffer->at(0), byte, static_cast<size_t>(memory_.buffer->size_bytes()));
     }
   }
@@ -74,16 +84,27 @@ class SharedMemory {
   }
 
  private:
+  SharedMemory(int64_t size_bytes, c10::Device device) : memory_(make_buffer(size_bytes, device), device) {}
+
+  // Makes a device the present one; without an index, leaves that as it is.
+  static c10::OptionalDeviceGuard guard_of(c10::Device device) {
+    return c10::OptionalDeviceGuard(device.has_index() ? std::optional(device) : std::nullopt);
+  }
+
   static Buffer* make_buffer(int64_t size_bytes, c10::Device device) {
     if (size_bytes == 0) {
       return nullptr;
     }
     try {
-      const c10::OptionalDeviceGuard guard(device.has_index() && device.index() >= 0 ? std::optional(device)
-                                                                                   : std::nullopt);
+      const c10::OptionalDeviceGuard guard = guard_of(device);
       c10::DataPtr memory = router->stock()->allocate(static_cast<size_t>(size_bytes));
-      return router->buffers.add(std::make_unique<Buffer>(std::move(memory), size_bytes));
+      auto buffer = std::make_unique<Buffer>(std::move(memory), size_bytes);
+      buffer->home_stream = buffer->last_stream = support->present_stream();
+      return router->buffers.add(std::move(buffer));
     } catch (const c10::Error& error) {
+      if (!support->is_lack_of_memory(error)) {
+        throw;
+      }
       PyErr_Format(PyExc_MemoryError, "cannot allocate a buffer of %lld B: %s", static_cast<long long>(size_bytes),
                    error.what_without_backtrace());
       throw py::error_already_set();

@@ -128,12 +128,13 @@ def _build(device_type: str) -> _Build:
     started = time.perf_counter()
     try:
         if device_type == "cuda":
-            # The present allocator's state is made with the driver's context.
+            # The present allocator's state is made with the driver's context. A torch without CUDA refuses
+            # by an AssertionError.
             torch.cuda.init()  # type: ignore[no-untyped-call]
         library = cuda_headers.library() if device_type == "cuda" else _CPU
         module = cast(NativeModule, build.load(library))
         return _Build(module, time.perf_counter() - started)
-    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+    except (AssertionError, ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
         warnings.warn(_advice(device_type, error), RuntimeWarning, stacklevel=5)
         return _Build(None, None)
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
 #include "buffer.h"
@@ -20,9 +21,10 @@ namespace olla_fx {
 
 // A buffer that any number of programs may run in, one at a time.
 struct Memory {
-  explicit Memory(Buffer* its_buffer) : buffer(its_buffer) {}
+  Memory(Buffer* its_buffer, c10::Device its_device) : buffer(its_buffer), device(its_device) {}
 
   Buffer* buffer;  // null where no byte is planned
+  c10::Device device;  // without an index: the present one
   std::atomic<bool> busy{false};
 };
 

@@ -209,7 +209,7 @@ def describe(optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module])
                 continue
             # The arithmetic for CUDA graphs raises these numbers to powers that are tensors, which asks
             # whether they are 1; graphs would bake them anyway.
-            baked_in = group.get("capturable") and key != "lr"
+            baked_in = _is_capturable(group) and key != "lr"
             slots = [] if baked_in else _scalar_slots(optimizer, index, key, parameters[index])
             scalars.extend(slots)
             if not slots:
@@ -239,6 +239,20 @@ def _scalar_slots(
     return [ScalarSlot(f"group{index}.{key}", index, key, positive=value > 0)]
 
 
+def _is_capturable(group: Mapping[str, Any]) -> bool:
+    """Whether a group's update keeps to tensors; so do fused kernels, whose step counts are on the device."""
+    fused = group.get("fused") and all(parameter.is_cuda for parameter in group["params"])
+    return bool(group.get("capturable") or (fused and "capturable" in group))
+
+
+def _unfused(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a group in the single-tensor form, with its state where the user's form has it."""
+    chosen: dict[str, Any] = {"foreach": False, "fused": False}
+    if "capturable" in group:
+        chosen["capturable"] = _is_capturable(group)
+    return {**group, **chosen}
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -263,7 +277,7 @@ def initial_state(
         return {"momentum_buffer": torch.full_like(parameter, -0.0, requires_grad=False)}
     stand_in = parameter.detach()
     stand_in.grad = stand_in.detach()
-    alone = {**group, "params": [stand_in], "foreach": False, "fused": False}
+    alone = {**_unfused(group), "params": [stand_in]}
     shadow = _shadow(optimizer, [alone], {})
     torch_compat.initialize_optimizer_state(shadow, alone)
     return dict(shadow.state[stand_in])
@@ -315,7 +329,7 @@ def _bind(
     parameter: str | None,
 ) -> dict[str, Any]:
     """A copy of a group with its late-bound numbers put in."""
-    bound = {**group, "foreach": False, "fused": False}
+    bound = _unfused(group)
     for slot in slots:
         if slot.group == index and slot.parameter == parameter:
             if slot.element is None:

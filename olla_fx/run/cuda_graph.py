@@ -23,11 +23,12 @@ from typing import Any
 
 import torch
 
-from olla_fx import arena
+from olla_fx import arena, torch_compat
 from olla_fx.capture import CapturedStep, Mode, Role, StepRequest
 from olla_fx.errors import CaptureError, UnsupportedOptimizerError
 from olla_fx.run.copies import copies_of
 from olla_fx.run.executor import Executor
+from olla_fx.run.persistent import allocate_library_workspaces
 from olla_fx.run.shared_buffer import Lease
 
 MOST_CAPTURES = 8
@@ -129,8 +130,10 @@ class GraphedStep:
             each = captured.inputs[index]
             if each.role is Role.EXAMPLE:
                 return f"the step writes to its input {each.name}"
+        for each in captured.inputs:
             if each.spec is not None and each.spec.device.type != "cuda":
-                return f"the step writes to {each.role} {each.name}, which is on the {each.spec.device}"
+                where = each.spec.device
+                return f"{each.role} {each.name} is on the {where}, and a graph would hold on to its value"
         return None
 
     def run(self, lease: Lease | None, values: Sequence[Any]) -> Any:
@@ -143,12 +146,13 @@ class GraphedStep:
         Returns:
             The results; of a replayed step copies, which the next one leaves alone.
         """
-        if self.fallback is not None or lease is None or not self._executor.is_settled:
+        impossible = self.fallback is not None or lease is None or not self._executor.is_settled
+        if impossible or lease is None or torch_compat.captures_current_stream():
             return self._executor.start(lease).run_phase(0, values)
         if self._stream is None:
             return self._run_on_stream(lease, values)
         try:
-            ready = self._captured if self._fits(values) else self._capture(values)
+            ready = self._captured if self._fits(values) else self._capture(self._stream, values)
             if ready is None:
                 return self._executor.start(lease).run_phase(0, values)
             return self._replay(ready, values)
@@ -157,12 +161,13 @@ class GraphedStep:
 
     def _run_on_stream(self, lease: Lease, values: Sequence[Any]) -> Any:
         """A step without a graph, on the stream that the graph will be captured from."""
-        self._stream = _capture_stream(self._device)
+        stream = _capture_stream(self._device)
         outer = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(outer)
-        with torch.cuda.stream(self._stream):
+        stream.wait_stream(outer)
+        with torch.cuda.stream(stream):
             results = self._executor.start(lease).run_phase(0, values)
-        outer.wait_stream(self._stream)
+        outer.wait_stream(stream)
+        self._stream = stream
         for each in results:
             if isinstance(each, torch.Tensor) and each.is_cuda:
                 each.record_stream(outer)
@@ -186,7 +191,7 @@ class GraphedStep:
     def _addresses_of(self, values: Sequence[Any]) -> tuple[int, ...]:
         return tuple(values[index].data_ptr() for index in self._tensors)
 
-    def _capture(self, values: Sequence[Any]) -> _Captured | None:
+    def _capture(self, stream: torch.cuda.Stream, values: Sequence[Any]) -> _Captured | None:
         """Capture a graph; None, with the reason in ``fallback``, where that fails."""
         self._captured = None
         if self.captures >= MOST_CAPTURES:
@@ -195,17 +200,21 @@ class GraphedStep:
                 "rate that a scheduler changes belongs into a tensor, with capturable=True"
             )
             return None
-        slots = {index: torch.empty_like(values[index]) for index in self._examples}
+        # Slots are written in later calls, whatever modes are on then.
+        with torch.inference_mode(False):
+            slots = {index: torch.empty_like(values[index]) for index in self._examples}
         given = [slots.get(index, value) for index, value in enumerate(values)]
+        with torch.cuda.stream(stream):
+            # This thread may be another than the one whose step ran on the stream.
+            allocate_library_workspaces(self._device)
         graph = torch.cuda.CUDAGraph()
         # A run that raises gives its lease back; the caller's is to last.
         run = self._executor.start(_lease_of_nothing())
         try:
-            with torch.cuda.graph(graph, stream=self._stream):
+            with torch_compat.capturing(graph, stream):
                 results = run.run_phase(0, given, last=False)
-        except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
-            torch.cuda.synchronize(self._device)
-            self._fall_back(f"capturing failed: {str(error).splitlines()[0]}")
+        except RuntimeError as error:
+            self._fall_back(f"capturing failed: {_cause_of(error)}")
             return None
         program = run.program
         if program is None:
@@ -221,11 +230,11 @@ class GraphedStep:
         warnings.warn(f"steps run without a CUDA graph: {reason}", RuntimeWarning, stacklevel=6)
 
     def _replay(self, captured: _Captured, values: Sequence[Any]) -> list[Any]:
-        for index, slot in captured.slots.items():
-            slot.copy_(values[index], non_blocking=True)
-        # Entering the region makes this stream wait for the one that used the buffer before.
+        # Entering the region makes this stream wait for the one that used buffer and slots before.
         program = captured.program()
-        with contextlib.nullcontext() if program is None else program.region():
+        with torch.no_grad(), contextlib.nullcontext() if program is None else program.region():
+            for index, slot in captured.slots.items():
+                slot.copy_(values[index], non_blocking=True)
             captured.graph.replay()
         self.replays += 1
         return copies_of(captured.results)
@@ -235,6 +244,15 @@ class GraphedStep:
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     """One for all graphs of a device: libraries keep a workspace for each stream that they worked on."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _cause_of(error: RuntimeError) -> str:
+    """What made a capture fail; its end says only that something did.
+
+    Not in the frame that the error was raised in: that would keep alive what was in the buffer.
+    """
+    cause = error.__context__ or error
+    return (str(cause).splitlines() or [type(cause).__name__])[0]
 
 
 def _lease_of_nothing() -> Lease:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from olla_fx import arena
+from olla_fx import arena, torch_compat
 from olla_fx.capture import StepInput
 from olla_fx.dataflow import Dataflow
 from olla_fx.emit import emit
@@ -156,13 +156,15 @@ class Executor:
         Raises:
             BufferMemoryError: when the device has not enough memory for the buffer.
         """
-        if lease is None or self.binding is Binding.STOCK:
+        # A graph that the caller captures would hold on to the buffer's addresses unknown to it.
+        in_buffer = self.binding is Binding.BUFFER and not torch_compat.captures_current_stream()
+        if lease is None or not in_buffer:
             return Run(self, self.phases, None, lease)
         try:
             program = self._program()
-        except MemoryError as error:
+        except BaseException:
             lease.release()
-            raise self._too_large() from error
+            raise
         recorded = self._wants_recording and not self._warm_ups
         return Run(self, self.phases, program, lease, recorded=recorded, loose=self._wants_recording)
 
@@ -173,7 +175,10 @@ class Executor:
                 requests = expected_requests(self.dataflow, self.plan)
             return arena.Arena(buffer, len(self.plan.order), requests)
 
-        return self._buffer.program(self, self.dataflow.device, make)
+        try:
+            return self._buffer.program(self, self.dataflow.device, make)
+        except MemoryError as error:
+            raise self._too_large() from error
 
     @property
     def is_settled(self) -> bool:
@@ -181,7 +186,11 @@ class Executor:
         return self.binding is Binding.BUFFER and not self._wants_recording
 
     def uses(self, program: arena.Arena) -> bool:
-        """Whether a run would be served by this program, in its buffer; ask while holding a lease."""
+        """Whether a run would be served by this program, in its buffer; ask while holding a lease.
+
+        Raises:
+            BufferMemoryError: when the device has not enough memory for the buffer.
+        """
         return program is self._program()
 
     def _too_large(self) -> BufferMemoryError:

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from olla_fx.arena import PlannedRequest, RecordedRequest
-from olla_fx.dataflow import Dataflow, rounded
+from olla_fx.dataflow import Dataflow, is_on, rounded
 from olla_fx.torch_compat import pytree
 from olla_solvers.place import place
 from olla_solvers.plan import MemoryPlan, Span
@@ -103,7 +103,7 @@ class RecordingInterpreter(fx.Interpreter):
         if timestep is not None:
             self.addresses[timestep] = [
                 leaf.untyped_storage().data_ptr()
-                if isinstance(leaf, torch.Tensor) and leaf.device.type == self._device.type
+                if isinstance(leaf, torch.Tensor) and is_on(leaf, self._device)
                 else None
                 for leaf in pytree.tree_leaves(value)
             ]

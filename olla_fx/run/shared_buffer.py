@@ -13,7 +13,7 @@ from olla_fx import arena
 
 
 class SharedBuffer:
-    """One buffer for all plans of a module; allocated when first needed, and anew when its size changes."""
+    """One buffer for all plans of a module; allocated when first needed, and anew for a larger plan."""
 
     def __init__(self) -> None:
         """Know no plan yet."""
@@ -29,27 +29,27 @@ class SharedBuffer:
             self._wanted[plan_owner] = buffer_bytes
             self._programs.pop(plan_owner, None)
 
-    def get(self, device: torch.device) -> arena.Buffer:
-        """The buffer, as large as the largest plan; call it while holding a lease.
-
-        Args:
-            device: where it is to be.
-
-        Raises:
-            MemoryError: when the device has not enough memory.
-        """
+    def _buffer_for(self, plan_owner: object, device: torch.device) -> arena.Buffer:
+        """A buffer of the size of the largest plan; where that does not fit, of the owner's own plan."""
         with self._sizing:
-            wanted = max(list(self._wanted.values()), default=0)
+            needed, largest = self._wanted[plan_owner], max(self._wanted.values())
         buffer = self._buffer
-        if buffer is None or (buffer.buffer_bytes, buffer.device) != (wanted, device):
-            was_on = None if buffer is None else buffer.device
-            # Before the next one, not beside it; programs hold it, too.
-            self._buffer = buffer = None
-            self._programs.clear()
-            if was_on is not None and was_on.type == "cuda":
-                torch.cuda.empty_cache()
-            self._buffer = buffer = arena.Buffer(wanted, device)
-        return buffer
+        if buffer is not None and buffer.device == device and needed <= buffer.buffer_bytes <= largest:
+            return buffer
+        was_on = None if buffer is None else buffer.device
+        # Before the next one, not beside it; programs hold it, too.
+        self._buffer = buffer = None
+        self._programs.clear()
+        if was_on is not None and was_on.type == "cuda":
+            torch.cuda.empty_cache()
+        try:
+            self._buffer = arena.Buffer(largest, device)
+        except MemoryError:
+            if needed == largest:
+                raise
+            # A plan that is too large must not keep smaller ones from running.
+            self._buffer = arena.Buffer(needed, device)
+        return self._buffer
 
     def program(
         self, plan_owner: object, device: torch.device, make: Callable[[arena.Buffer], arena.Arena]
@@ -64,7 +64,7 @@ class SharedBuffer:
         Raises:
             MemoryError: when the device has not enough memory.
         """
-        buffer = self.get(device)
+        buffer = self._buffer_for(plan_owner, device)
         program = self._programs.get(plan_owner)
         if program is None:
             program = self._programs[plan_owner] = make(buffer)

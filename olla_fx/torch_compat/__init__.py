@@ -4,6 +4,7 @@ Everything that PyTorch does not promise to keep is used here and nowhere else, 
 needs one folder read. Tested with the releases between ``OLDEST_TESTED`` and ``NEWEST_TESTED``.
 """
 
+from olla_fx.torch_compat.cuda_graphs import captures_current_stream, capturing
 from olla_fx.torch_compat.cuda_memory import with_allocator_history
 from olla_fx.torch_compat.dynamo import run_unplanned
 from olla_fx.torch_compat.fake import (
@@ -63,6 +64,8 @@ __all__ = [
     "attribute_reads",
     "autocast_state",
     "below_autograd",
+    "captures_current_stream",
+    "capturing",
     "direct_call",
     "graph_is_kept",
     "has_optimizer_pre_hooks",

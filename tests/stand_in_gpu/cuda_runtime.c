@@ -22,6 +22,8 @@ static long kernel_launches = 0;
 static long graph_launches = 0;
 static long stream_waits = 0;
 static int is_capturing = 0;
+static int is_invalid = 0;
+static _Thread_local int present_device = 0;
 static cudaStream_t captured_stream;
 
 // What tests ask for.
@@ -38,9 +40,9 @@ long stand_in_stream_waits(void) {
 
 // The device.
 
-GIVES(cudaGetDeviceCount(int* count), *count = 1)
-GIVES(cudaGetDevice(int* device), *device = 0)
-SUCCEEDS(cudaSetDevice(int device))
+GIVES(cudaGetDeviceCount(int* count), *count = 2)
+GIVES(cudaGetDevice(int* device), *device = present_device)
+GIVES(cudaSetDevice(int device), present_device = device)
 GIVES(cudaDriverGetVersion(int* version), *version = 13000)
 GIVES(cudaRuntimeGetVersion(int* version), *version = 13000)
 GIVES(cudaDeviceCanAccessPeer(int* can, int device, int other), *can = 0)
@@ -134,6 +136,18 @@ cudaError_t cudaFree(void* block) {
   return cudaSuccess;
 }
 
+cudaError_t cudaMallocAsync(void** block, size_t size, cudaStream_t stream) {
+  return cudaMalloc(block, size);
+}
+cudaError_t cudaFreeAsync(void* block, cudaStream_t stream) {
+  return cudaFree(block);
+}
+GIVES(cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device), *pool = (cudaMemPool_t)8)
+SUCCEEDS(cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void* value))
+GIVES(cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void* value),
+      *(unsigned long long*)value = used_bytes)
+SUCCEEDS(cudaMemPoolTrimTo(cudaMemPool_t pool, size_t size))
+SUCCEEDS(cudaMemPoolSetAccess(cudaMemPool_t pool, const struct cudaMemAccessDesc* access, size_t count))
 GIVES(cudaMemGetInfo(size_t* unused, size_t* total), (*total = total_bytes, *unused = total_bytes - used_bytes))
 GIVES(cudaHostAlloc(void** block, size_t size, unsigned flags), *block = malloc(size))
 GIVES(cudaFreeHost(void* block), free(block))
@@ -141,6 +155,8 @@ SUCCEEDS(cudaHostRegister(void* block, size_t size, unsigned flags))
 SUCCEEDS(cudaHostUnregister(void* block))
 GIVES(cudaMemcpy(void* to, const void* from, size_t size, enum cudaMemcpyKind kind), memmove(to, from, size))
 GIVES(cudaMemcpyAsync(void* to, const void* from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream),
+      memmove(to, from, size))
+GIVES(cudaMemcpyPeerAsync(void* to, int device, const void* from, int other, size_t size, cudaStream_t stream),
       memmove(to, from, size))
 SUCCEEDS(cudaMemcpyToSymbol(const void* to, const void* from, size_t size, size_t at, enum cudaMemcpyKind kind))
 GIVES(cudaMemset(void* block, int value, size_t size), memset(block, value, size))
@@ -156,29 +172,55 @@ GIVES(cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int pri
 GIVES(cudaStreamDestroy(cudaStream_t stream), free(stream))
 GIVES(cudaStreamGetPriority(cudaStream_t stream, int* priority), *priority = 0)
 SUCCEEDS(cudaStreamQuery(cudaStream_t stream))
-GIVES(cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags), ++stream_waits)
-GIVES(cudaEventCreate(cudaEvent_t* event), *event = malloc(8))
-GIVES(cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags), *event = malloc(8))
+GIVES(cudaEventCreate(cudaEvent_t* event), *event = calloc(1, 8))
+GIVES(cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags), *event = calloc(1, 8))
 GIVES(cudaEventDestroy(cudaEvent_t event), free(event))
 GIVES(cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end), *milliseconds = 1)
 SUCCEEDS(cudaEventQuery(cudaEvent_t event))
-SUCCEEDS(cudaEventRecord(cudaEvent_t event, cudaStream_t stream))
-SUCCEEDS(cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags))
 SUCCEEDS(cudaEventSynchronize(cudaEvent_t event))
 
+static int is_captured(cudaStream_t stream) {
+  return is_capturing && stream == captured_stream;
+}
+
+// An event is whether it was recorded on a stream that was being captured.
+GIVES(cudaEventRecord(cudaEvent_t event, cudaStream_t stream), *(int*)event = is_captured(stream))
+GIVES(cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags),
+      *(int*)event = is_captured(stream))
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  ++stream_waits;
+  if (is_captured(stream) && !*(int*)event) {
+    is_invalid = 1;
+    return cudaErrorStreamCaptureIsolation;
+  }
+  return cudaSuccess;
+}
+
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  is_invalid |= is_capturing;
   return is_capturing ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
 
 // Graphs.
 
 static enum cudaStreamCaptureStatus status_of(cudaStream_t stream) {
-  return is_capturing && stream == captured_stream ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  if (!is_captured(stream)) {
+    return cudaStreamCaptureStatusNone;
+  }
+  return is_invalid ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
 }
 
 GIVES(cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode),
       (is_capturing = 1, captured_stream = stream))
-GIVES(cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph), (is_capturing = 0, *graph = malloc(8)))
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  const int was_invalid = is_invalid;
+  is_capturing = is_invalid = 0;
+  *graph = was_invalid ? NULL : malloc(8);
+  return was_invalid ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
+}
+
 GIVES(cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus* status), *status = status_of(stream))
 SUCCEEDS(cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode* mode))
 SUCCEEDS(cudaGraphDestroy(cudaGraph_t graph))

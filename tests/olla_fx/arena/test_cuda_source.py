@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from olla_fx.arena import cuda_headers
+from olla_fx.arena import ArenaUnavailableError, Buffer, cuda_headers
 from olla_fx.arena.build import SOURCE_FOLDER
 from olla_fx.arena.cuda_headers import CudaHeadersError, headers_version, include_folder, library
 
@@ -93,3 +93,12 @@ def test_the_users_own_toolkit_comes_first(tmp_path: Path, monkeypatch: pytest.M
 def test_a_torch_without_cuda_has_no_cuda_allocator() -> None:
     with pytest.raises(CudaHeadersError, match="built without CUDA"):
         library()
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
+def test_cuda_asked_for_and_absent_is_an_error_of_our_own() -> None:
+    with (
+        pytest.warns(RuntimeWarning, match="cannot build its CUDA allocator"),
+        pytest.raises(ArenaUnavailableError, match="no native allocator for cuda"),
+    ):
+        Buffer(512, torch.device("cuda"))

@@ -5,6 +5,7 @@ import gc
 import pytest
 import torch
 
+from olla_fx import torch_compat
 from olla_fx.arena import Arena, Buffer, Counters, PlannedRequest, record_events
 from olla_fx.baseline_cuda import measure_cuda_baseline
 from olla_fx.errors import DeviceError
@@ -173,3 +174,28 @@ def test_events_of_the_host_are_still_recorded(device):
         torch.empty(100)
         floats(100, device)
     assert [each.size_bytes for each in recording.events if each.size_bytes == 400]
+
+
+def test_a_graph_is_captured_of_a_buffer_that_a_side_stream_has_worked_on(device):
+    arena = two_places(device)
+    with arena.region():
+        arena.begin_operator(0)
+        floats(100, device).record_stream(torch.cuda.Stream(device))
+    graph = torch.cuda.CUDAGraph()
+    with torch_compat.capturing(graph, torch.cuda.Stream(device)), arena.region():
+        arena.begin_operator(0)
+        block = floats(100, device).fill_(1.0)
+    assert arena.buffer.contains(block.data_ptr())
+    graph.replay()
+
+
+def test_an_empty_buffer_belongs_to_the_device_it_was_asked_for(device):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    other = torch.device("cuda", 1 - (device.index or 0))
+    arena = Arena(Buffer(0, other), 1, [])
+    with arena.region(record=True):
+        arena.begin_operator(0)
+        floats(100, device)
+        kept = floats(200, other)
+    assert [each.address for each in arena.recording()] == [kept.data_ptr()]

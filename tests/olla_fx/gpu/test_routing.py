@@ -228,3 +228,138 @@ def test_a_model_that_reads_a_number_back_runs_without_a_graph(device):
         module(torch.zeros(3, device=device))
     assert module.graphed.captures == 0
     assert "writes to its input" in module.graphed.fallback
+
+
+@torch.library.custom_op("olla_fx_tests::waiting", mutates_args=())
+def waiting(tensor: torch.Tensor) -> torch.Tensor:
+    if torch.cuda.is_current_stream_capturing():
+        torch.cuda.current_stream().synchronize()
+    return tensor.clone()
+
+
+@waiting.register_fake
+def _(tensor):
+    return torch.empty_like(tensor)
+
+
+waiting.register_autograd(lambda ctx, gradient: gradient)
+
+
+class Waits(nn.Module):
+    """Waits for the GPU in the middle of its forward, which no graph can hold, and draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(F.dropout(waiting(self.first(x).relu())))
+
+
+def test_a_capture_that_fails_leaves_everything_as_it_was(device):
+    model = Waits().to(device)
+    batch = torch.zeros(4, 8, device=device), torch.zeros(4, dtype=torch.long, device=device)
+    step = olla_fx.optimize(
+        model,
+        batch,
+        loss_fn=F.cross_entropy,
+        optimizer=SGD(model.parameters()),
+        solver="none",
+        cuda_graph=True,
+    )
+    stream = torch.cuda.current_stream(device)
+    for _ in range(3):
+        step(*batch)
+    with pytest.warns(RuntimeWarning, match="without a CUDA graph: capturing failed: CUDA error"):
+        step(*batch)
+    assert torch.cuda.current_stream(device) == stream
+    step(*batch)
+    assert step.counts.outside == 0
+    assert step.graphed.captures == 0
+    # The generator draws, the allocator frees, and the next graph is captured.
+    F.dropout(batch[0])
+    torch.cuda.empty_cache()
+    other, batch, _ = whole_step(device, cuda_graph=True)
+    for _ in range(5):
+        other(*batch)
+    assert (other.graphed.captures, other.graphed.fallback) == (1, None)
+
+
+def test_a_graph_of_the_callers_own_keeps_off_the_buffer(device):
+    x = torch.zeros(2, 3, 16, 16, device=device)
+    module = olla_fx.optimize(SmallNet().to(device).eval(), x, solver="none", cuda_graph=True)
+    for _ in range(5):
+        module(x)
+    replays, served = module.graphed.replays, module.counts
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        module(x)
+    assert (module.graphed.replays, module.counts) == (replays, served)
+    module(x)
+    assert (module.graphed.replays, module.graphed.captures) == (replays + 1, 1)
+
+
+def test_a_graph_serves_calls_with_and_without_inference_mode(device):
+    x = torch.zeros(2, 3, 16, 16, device=device)
+    module = olla_fx.optimize(SmallNet().to(device).eval(), x, solver="none", cuda_graph=True)
+    for _ in range(5):
+        with torch.inference_mode():
+            module(x)
+        module(x)
+        assert not module(x.clone().requires_grad_()).requires_grad
+    assert (module.graphed.captures, module.graphed.fallback) == (1, None)
+
+
+def test_a_learning_rate_on_the_host_is_no_part_of_a_graph(device):
+    make = partial(optim.Adam, lr=torch.tensor(1e-3), foreach=False, capturable=True)
+    step, batch, _ = whole_step(device, make, cuda_graph=True)
+    for _ in range(5):
+        step(*batch)
+    assert "lr is on the cpu, and a graph would hold on to its value" in step.graphed.fallback
+    assert step.counts.outside == 0
+
+
+@pytest.mark.parametrize("kind", [optim.Adam, optim.AdamW])
+def test_a_fused_optimizer_counts_its_steps_where_its_kernel_does(device, kind):
+    with pytest.warns(UserWarning, match="captured as its single-tensor form"):
+        step, batch, optimizer = whole_step(device, partial(kind, lr=1e-3, fused=True))
+    for calls in range(1, 5):
+        step(*batch)
+        assert_served(step, calls, 1)
+    assert {state["step"].device for state in optimizer.state.values()} == {device}
+    assert optimizer.param_groups[0]["capturable"] is False
+
+
+class Elsewhere(nn.Module):
+    """Computes a part on another device."""
+
+    def __init__(self, other: torch.device) -> None:
+        super().__init__()
+        self.layer, self.other = nn.Linear(8, 8), other
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.layer(x).to(self.other) * 2).to(x.device) + 1
+
+
+def test_a_second_device_in_a_step_is_left_to_the_stock_allocator(device):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    other = torch.device("cuda", 1 - device.index)
+    x = torch.zeros(2, 8, device=device)
+    module = olla_fx.optimize(Elsewhere(other).to(device).eval(), x, solver="none")
+    for _ in range(4):
+        module(x)
+    assert module.binding == "buffer"
+    assert (module.counts.served, module.counts.outside) == (2, 0)
+
+
+def test_a_step_on_another_device_than_the_present_one_is_served(device):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    step, batch, _ = whole_step(torch.device("cuda", 1 - device.index), cuda_graph=True)
+    for _ in range(6):
+        loss = step(*batch)
+        step.poison()
+    assert loss.device != device
+    assert torch.cuda.current_device() == device.index
+    assert (step.counts.outside, step.graphed.captures, step.graphed.fallback) == (0, 1, None)

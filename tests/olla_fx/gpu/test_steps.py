@@ -170,6 +170,26 @@ def test_cuda_graphs_equal_eager(device, kind):
     assert step.graphed.replays >= 4
 
 
+def test_a_graph_on_another_stream_waits_for_the_one_before(device):
+    """The second call's input must not reach the graph while the first one is still to run."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).to(device).eval()
+    module = olla_fx.optimize(model, torch.zeros(32, 64, device=device), solver="none", cuda_graph=True)
+    inputs = [torch.randn(32, 64, device=device) for _ in range(2)]
+    for _ in range(5):
+        module(inputs[0])
+    with torch.no_grad():
+        expected = [model(each) for each in inputs]
+    torch.cuda.synchronize(device)
+    answers = []
+    for each in inputs:
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            torch.cuda._sleep(0 if answers else 50_000_000)
+            answers.append(module(each))
+    torch.cuda.synchronize(device)
+    assert_same(expected, answers, "answers")
+    assert module.graphed.fallback is None
+
+
 def test_a_learning_rate_in_a_tensor_takes_effect_in_a_graph(device):
     batches = images(device, 8)
     rate = torch.tensor(1e-3, device=device)

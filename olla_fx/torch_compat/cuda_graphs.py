@@ -1,0 +1,58 @@
+"""Capturing CUDA graphs, such that a capture that fails leaves the process as it was."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+
+@contextlib.contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[None]:
+    """Capture what runs in the context.
+
+    Other threads may go on: one that pins batches calls what a capture of the whole process forbids.
+
+    Args:
+        graph: a new one.
+        stream: where to run; the current one again afterwards, also if the capture fails.
+
+    Raises:
+        RuntimeError: when the capture fails. Before, what torch leaves behind then is undone: its allocator
+            and its random generator would go on as if the graph were being captured, and refuse to work.
+    """
+    pool = torch.cuda.graph_pool_handle()
+    # graph() does not leave its stream where it cannot end the capture.
+    with torch.cuda.stream(stream):
+        try:
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                yield
+        except BaseException:
+            if _end_allocations(stream.device.index, pool):
+                _end_random_numbers(stream)
+            raise
+
+
+def captures_current_stream() -> bool:
+    """Whether somebody is capturing the calling thread's current stream; False where there is no CUDA."""
+    present = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return bool(present and torch.cuda.is_current_stream_capturing())
+
+
+def _end_allocations(device_index: int, pool: tuple[int, int]) -> bool:
+    """Whether the capture did not come to its end, so that its memory pool was still in use."""
+    try:
+        torch._C._cuda_endAllocateToPool(device_index, pool)
+    except RuntimeError:  # it did, and the graph itself gives its pool back; or it never began
+        return False
+    torch._C._cuda_releasePool(device_index, pool)
+    return True
+
+
+def _end_random_numbers(stream: torch.cuda.Stream) -> None:
+    """Let a capture that succeeds tell the generator that the one before is over; there is no other way."""
+    scratch = torch.zeros(1, device=stream.device)
+    stream.wait_stream(torch.cuda.default_stream(stream.device))
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+        scratch.zero_()
