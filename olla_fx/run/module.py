@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import collections
 import copy
-import enum
-import inspect
 import logging
 import threading
 from collections.abc import Callable, Hashable
@@ -24,10 +22,11 @@ from torch import fx, nn
 from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Mode, StepRequest, TensorSpec
 from olla_fx.capture.eager import eager_baseline
-from olla_fx.errors import StepInputError, StepModeError
+from olla_fx.errors import StepModeError
 from olla_fx.plan import Plan
 from olla_fx.report import StepReport
 from olla_fx.run.autograd import Pass, PlannedFunction
+from olla_fx.run.calls import call_key, in_sequence, mode_of, wants_gradient
 from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
 from olla_fx.run.executor import Binding, Executor, RunCounts
 from olla_fx.run.lookup import StepLookup
@@ -37,8 +36,6 @@ from olla_fx.torch_compat import pytree
 from olla_solvers.errors import OptionError
 
 logger = logging.getLogger(__name__)
-
-_TELLING = (int, float, complex, bool, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
 
 MOST_PLANS = 8
 """Plans that a module keeps; the one that was not used for longest goes first."""
@@ -122,9 +119,11 @@ class PlannedModule(nn.Module):
         self._plans: collections.OrderedDict[Hashable, _Planned] = collections.OrderedDict()
         self.replans = 0
         self.stock_runs = 0
-        if request.mode is Mode.AUTOGRAD and not self._wants_gradient(request.inputs):
+        if request.mode is Mode.AUTOGRAD and not wants_gradient(model, request.inputs):
             request = replace(request, mode=Mode.INFERENCE)
-        self._current = self._plan_step(self._key(request.inputs, request.mode), request)
+        self._current = self._plan_step(
+            call_key(model, self._request.mode, request.inputs, request.mode), request
+        )
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run one step, or in the caller's own loop one forward.
@@ -146,8 +145,8 @@ class PlannedModule(nn.Module):
             # Within a model that is being captured, say: what is to be seen is the model.
             return self._model(*inputs, **named)
         if named:
-            inputs = self._in_sequence(inputs, named)
-        mode = self._mode(inputs)
+            inputs = in_sequence(self._model, self._request.mode, inputs, named)
+        mode = mode_of(self._model, self._request.mode, inputs)
         with self._lock:
             planned = self._planned_for(inputs, mode)
             examples = planned.lookup.check_inputs(inputs)
@@ -163,71 +162,9 @@ class PlannedModule(nn.Module):
             return self._differentiate(planned.step, values)
         return self._infer(planned, values)
 
-    def _in_sequence(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        """Named inputs in the places where the model's forward takes them."""
-        if self._request.mode is Mode.TRAINING:
-            raise StepInputError(
-                "a whole training step takes its inputs in sequence, the target last, not by name "
-                f"({next(iter(named))}=)"
-            )
-        try:
-            bound = inspect.signature(self._model.forward).bind(*inputs, **named)
-        except TypeError as error:
-            raise StepInputError(f"{type(self._model).__name__}.forward: {error}") from error
-        given = set(bound.arguments)
-        bound.apply_defaults()
-        if bound.kwargs:
-            raise StepInputError(
-                f"{type(self._model).__name__} takes {next(iter(bound.kwargs))!r} by name only, which a plan "
-                "cannot: wrap the model in one that takes it in sequence"
-            )
-        names = list(bound.arguments)[: len(bound.args)]
-        last = max((index for index, name in enumerate(names) if name in given), default=-1)
-        return bound.args[: max(last + 1, len(inputs))]
-
-    def _mode(self, inputs: tuple[Any, ...]) -> Mode:
-        """What a call is to do: in the caller's own loop gradients decide, elsewhere it is planned."""
-        mode = self._request.mode
-        if mode is not Mode.AUTOGRAD:
-            _check_training_flag(self._model, mode)
-            return mode
-        return Mode.AUTOGRAD if torch.is_grad_enabled() and self._wants_gradient(inputs) else Mode.INFERENCE
-
-    def _wants_gradient(self, inputs: tuple[Any, ...]) -> bool:
-        if any(each.requires_grad for each in self._model.parameters()):
-            return True
-        others = [*pytree.tree_leaves(inputs)]
-        for module in self._model.modules():
-            others += [*module._buffers.values(), *vars(module).values()]
-        return any(isinstance(each, torch.Tensor) and each.requires_grad for each in others)
-
-    def _key(self, inputs: tuple[Any, ...], mode: Mode) -> Hashable:
-        """What tells the plans of this module apart."""
-        leaves, spec = pytree.tree_flatten(inputs)
-        kinds: list[Hashable] = []
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                if leaf.layout is not torch.strided:
-                    raise StepInputError(f"an input is a {leaf.layout} tensor: pass a strided one")
-                wants_gradient = mode is Mode.AUTOGRAD and leaf.requires_grad
-                kinds.append(replace(TensorSpec.of(leaf), requires_grad=wants_gradient))
-            elif isinstance(leaf, _TELLING):
-                # Not the value alone: 0.0 and -0.0, 1 and True compare equal.
-                kinds.append((type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf))
-            else:
-                raise StepInputError(
-                    f"an input holds a {type(leaf).__name__}, which is no tensor, number, string, tuple, "
-                    "list or dict, so calls with it cannot be told apart: pass its parts"
-                )
-        # A whole step that is called in the other mode is refused; elsewhere a change is a plan of its own.
-        flags = self._request.mode is not Mode.TRAINING and tuple(
-            module.training for module in self._model.modules()
-        )
-        return mode, spec, tuple(kinds), flags
-
     def _planned_for(self, inputs: tuple[Any, ...], mode: Mode) -> _Planned:
         """The plan of a call, made now if there is none that fits."""
-        key = self._key(inputs, mode)
+        key = call_key(self._model, self._request.mode, inputs, mode)
         planned = self._plans.get(key)
         if planned is not None:
             planned.lookup.adopt_parameters()
@@ -408,20 +345,3 @@ def _on_meta(spec: TensorSpec) -> torch.Tensor:
 
 def _stand_in(spec: TensorSpec) -> torch.Tensor:
     return spec.empty(meta_as=spec.device).requires_grad_(spec.requires_grad)
-
-
-def _check_training_flag(model: nn.Module, mode: Mode) -> None:
-    """Refuse a call in the mode that the step was not planned for.
-
-    Raises:
-        StepModeError: saying which call to make.
-    """
-    if mode is Mode.TRAINING and not model.training:
-        raise StepModeError(
-            "this is a whole training step, but the model is in eval mode: call model.train() first, or "
-            "plan an inference with olla_fx.optimize(model.eval(), example_input)"
-        )
-    if mode is Mode.INFERENCE and model.training:
-        raise StepModeError(
-            "this step was planned for inference, but the model is in training mode: call model.eval()"
-        )

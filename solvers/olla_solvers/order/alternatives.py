@@ -6,7 +6,6 @@ at it fit together, and most graphs have many orders of one peak: every greedy r
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 from olla_solvers.order.contract import contract
@@ -17,8 +16,6 @@ from olla_solvers.problem import Bytes, OperatorIndex, Problem
 
 MOST_OPERATORS = 5000
 """Larger graphs are left as they are: each order and its placement would take seconds."""
-
-CONTRACTION_SECONDS = 1.0
 
 
 def orders_of_peak(problem: Problem, peak_bytes: Bytes) -> Iterator[tuple[str, tuple[OperatorIndex, ...]]]:
@@ -34,7 +31,8 @@ def orders_of_peak(problem: Problem, peak_bytes: Bytes) -> Iterator[tuple[str, t
     if len(problem.operators) > MOST_OPERATORS:
         return
     flow, captured = flow_of(problem)
-    contracted = contract(flow, time.monotonic() + CONTRACTION_SECONDS)
+    # Without a deadline, so that the orders follow from the graph alone.
+    contracted = contract(flow, float("inf"))
     pieces = split(contracted.flow)
     known = [best_order(piece.flow, peak_bytes, float("inf")) for piece in pieces]
     if any(found.peak_bytes > peak_bytes for found in known):

@@ -1,0 +1,125 @@
+"""What kind of call a planned module is given: which mode it runs in, and which plan it needs."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from olla_fx.capture import Mode, TensorSpec
+from olla_fx.errors import StepInputError, StepModeError
+from olla_fx.torch_compat import pytree
+
+_TELLING = (int, float, complex, bool, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
+
+
+def in_sequence(
+    model: nn.Module, planned: Mode, inputs: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Named inputs in the places where the model's forward takes them.
+
+    Args:
+        model: the user's.
+        planned: what the module was planned for.
+        inputs: those given in sequence.
+        named: those given by name.
+
+    Raises:
+        StepInputError: when the model does not take them so, or the step takes no names.
+    """
+    if planned is Mode.TRAINING:
+        raise StepInputError(
+            "a whole training step takes its inputs in sequence, the target last, not by name "
+            f"({next(iter(named))}=)"
+        )
+    try:
+        bound = inspect.signature(model.forward).bind(*inputs, **named)
+    except TypeError as error:
+        raise StepInputError(f"{type(model).__name__}.forward: {error}") from error
+    given = set(bound.arguments)
+    bound.apply_defaults()
+    if bound.kwargs:
+        raise StepInputError(
+            f"{type(model).__name__} takes {next(iter(bound.kwargs))!r} by name only, which a plan "
+            "cannot: wrap the model in one that takes it in sequence"
+        )
+    names = list(bound.arguments)[: len(bound.args)]
+    last = max((index for index, name in enumerate(names) if name in given), default=-1)
+    return bound.args[: max(last + 1, len(inputs))]
+
+
+def mode_of(model: nn.Module, planned: Mode, inputs: tuple[Any, ...]) -> Mode:
+    """What a call is to do: in the caller's own loop gradients decide, elsewhere it is planned.
+
+    Raises:
+        StepModeError: when the model is in the other mode.
+    """
+    if planned is not Mode.AUTOGRAD:
+        _check_training_flag(model, planned)
+        return planned
+    return Mode.AUTOGRAD if torch.is_grad_enabled() and wants_gradient(model, inputs) else Mode.INFERENCE
+
+
+def wants_gradient(model: nn.Module, inputs: tuple[Any, ...]) -> bool:
+    """Whether anything that a forward reads wants a gradient."""
+    if any(each.requires_grad for each in model.parameters()):
+        return True
+    others = [*pytree.tree_leaves(inputs)]
+    for module in model.modules():
+        others += [*module._buffers.values(), *vars(module).values()]
+    return any(isinstance(each, torch.Tensor) and each.requires_grad for each in others)
+
+
+def call_key(model: nn.Module, planned: Mode, inputs: tuple[Any, ...], mode: Mode) -> Hashable:
+    """What tells the plans of a module apart.
+
+    Args:
+        model: the user's.
+        planned: what the module was planned for.
+        inputs: of the call.
+        mode: of the call.
+
+    Raises:
+        StepInputError: when an input is of a kind that tells no calls apart.
+    """
+    leaves, spec = pytree.tree_flatten(inputs)
+    kinds: list[Hashable] = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            if leaf.layout is not torch.strided:
+                raise StepInputError(f"an input is a {leaf.layout} tensor: pass a strided one")
+            differentiated = mode is Mode.AUTOGRAD and leaf.requires_grad
+            kinds.append(replace(TensorSpec.of(leaf), requires_grad=differentiated))
+        elif isinstance(leaf, _TELLING):
+            # Not the value alone: 0.0 and -0.0, 1 and True compare equal.
+            kinds.append((type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf))
+        else:
+            raise StepInputError(
+                f"an input holds a {type(leaf).__name__}, which is no tensor, number, string, tuple, "
+                "list or dict, so calls with it cannot be told apart: pass its parts"
+            )
+    # A whole step that is called in the other mode is refused; elsewhere a change is a plan of its own.
+    flags = planned is not Mode.TRAINING and tuple(module.training for module in model.modules())
+    return mode, spec, tuple(kinds), flags
+
+
+def _check_training_flag(model: nn.Module, mode: Mode) -> None:
+    """Refuse a call in the mode that the step was not planned for.
+
+    Raises:
+        StepModeError: saying which call to make.
+    """
+    if mode is Mode.TRAINING and not model.training:
+        raise StepModeError(
+            "this is a whole training step, but the model is in eval mode: call model.train() first, or "
+            "plan an inference with olla_fx.optimize(model.eval(), example_input)"
+        )
+    if mode is Mode.INFERENCE and model.training:
+        raise StepModeError(
+            "this step was planned for inference, but the model is in training mode: call model.eval()"
+        )
