@@ -145,7 +145,7 @@ def check_supported(optimizer: torch.optim.Optimizer) -> None:
             raise UnsupportedOptimizerError(f"{name} with {flag} cannot be captured; set it to False")
         for key in optimizer.defaults:
             # Only the arithmetic for CUDA graphs keeps to tensors; Rprop reads its first step as a number.
-            keeps = key == "lr" and group.get("capturable") and not isinstance(optimizer, torch.optim.Rprop)
+            keeps = key == "lr" and _is_capturable(group) and not isinstance(optimizer, torch.optim.Rprop)
             if isinstance(group.get(key), torch.Tensor) and not keeps:
                 raise UnsupportedOptimizerError(
                     f"{name}'s {key} is a tensor; give it as a number: it takes effect without a new plan"

@@ -328,6 +328,13 @@ def test_a_fused_optimizer_counts_its_steps_where_its_kernel_does(device, kind):
         assert_served(step, calls, 1)
     assert {state["step"].device for state in optimizer.state.values()} == {device}
     assert optimizer.param_groups[0]["capturable"] is False
+    rate = torch.zeros((), device=device)
+    optimizer.param_groups[0]["lr"] = rate
+    for _ in range(4):
+        step(*batch)
+    rate.fill_(1e-3)
+    step(*batch)
+    assert (step.replans, step.counts.outside) == (1, 0)
 
 
 class Elsewhere(nn.Module):
