@@ -2,7 +2,8 @@
 
 A toolkit has them, and so have packages of pip's: the CUDA runtime's, which torch's own wheels for CUDA
 depend on, with ``nvidia-cuda-crt`` beside it, and Triton's. Only headers of the CUDA that torch was built
-with are taken: torch's own headers are written for them.
+with are taken: torch's own headers are written for them. The two of ``crt`` are another matter: they tell
+the compiler's dialect, and say the same in every version, so that Triton's complete the runtime's package.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import torch
 from olla_fx.arena.build import Library
 
 _VERSION_HEADER = "cuda.h"
-# The last is in a package of its own, which torch's wheels do not bring along.
-_HEADERS = (_VERSION_HEADER, "cuda_runtime_api.h", "crt/host_config.h")
+# In a package of their own, which torch's wheels do not bring along.
+_DIALECT_HEADERS = ("crt/host_config.h", "crt/host_defines.h")
+_RUNTIME_HEADERS = (_VERSION_HEADER, "cuda_runtime_api.h")
 
 
 class CudaHeadersError(RuntimeError):
@@ -39,13 +41,13 @@ def library() -> Library:
     return Library(
         "olla_fx_cuda_arena",
         "cuda_arena.cpp",
-        (str(include_folder(wanted)),),
+        tuple(map(str, include_folders(wanted))),
         (f"-L{torch_libraries}", "-lc10_cuda", "-ltorch_cuda"),
     )
 
 
-def include_folder(wanted: str) -> Path:
-    """The folder of the headers of a CUDA.
+def include_folders(wanted: str) -> tuple[Path, ...]:
+    """The folder of the headers of a CUDA; two where no folder has all of them.
 
     Args:
         wanted: the version, as in ``torch.version.cuda``; its first number must agree.
@@ -54,12 +56,23 @@ def include_folder(wanted: str) -> Path:
         CudaHeadersError: naming the folders that were looked into and the versions found.
     """
     major = wanted.split(".")[0]
-    found: list[str] = []
-    for folder in _candidates(major):
-        version = headers_version(folder)
-        if version is not None and version.split(".")[0] == major:
-            return folder
-        found.append(f"{folder} ({'incomplete' if version is None else f'CUDA {version}'})")
+    candidates = list(_candidates(major))
+    versions = [headers_version(folder) for folder in candidates]
+    fitting = [
+        folder
+        for folder, version in zip(candidates, versions, strict=True)
+        if version is not None and version.split(".")[0] == major
+    ]
+    whole = [folder for folder in candidates if _has(folder, _DIALECT_HEADERS)]
+    for folder in fitting:
+        if folder in whole:
+            return (folder,)
+    if fitting and whole:
+        return fitting[0], whole[0]
+    found = [
+        f"{folder} ({'incomplete' if version is None or folder in fitting else f'CUDA {version}'})"
+        for folder, version in zip(candidates, versions, strict=True)
+    ]
     raise CudaHeadersError(
         f"torch {torch.__version__} was built with CUDA {wanted}, and its headers are in none of: "
         + ", ".join(found)
@@ -67,8 +80,8 @@ def include_folder(wanted: str) -> Path:
 
 
 def headers_version(folder: Path) -> str | None:
-    """The version of the CUDA headers in a folder; None if they are not (all) there."""
-    if not all((folder / each).is_file() for each in _HEADERS):
+    """The version of the CUDA runtime's headers in a folder; None if they are not (all) there."""
+    if not _has(folder, _RUNTIME_HEADERS):
         return None
     text = (folder / _VERSION_HEADER).read_text(encoding="utf-8", errors="replace")
     match = re.search(r"^#define\s+CUDA_VERSION\s+(\d+)", text, re.MULTILINE)
@@ -76,6 +89,10 @@ def headers_version(folder: Path) -> str | None:
         return None
     number = int(match.group(1))
     return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _has(folder: Path, headers: tuple[str, ...]) -> bool:
+    return all((folder / each).is_file() for each in headers)
 
 
 def _candidates(major: str) -> Iterator[Path]:

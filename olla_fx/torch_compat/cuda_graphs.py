@@ -53,6 +53,5 @@ def _end_allocations(device_index: int, pool: tuple[int, int]) -> bool:
 def _end_random_numbers(stream: torch.cuda.Stream) -> None:
     """Let a capture that succeeds tell the generator that the one before is over; there is no other way."""
     scratch = torch.zeros(1, device=stream.device)
-    stream.wait_stream(torch.cuda.default_stream(stream.device))
     with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
         scratch.zero_()
