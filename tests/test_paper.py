@@ -109,6 +109,17 @@ def test_every_job_of_a_run_has_a_file_of_its_own() -> None:
     assert len({each.path(Path("out")) for each in jobs}) == len(jobs)
 
 
+def test_a_graph_that_is_asked_for_twice_is_measured_once() -> None:
+    jobs = all_jobs(figures=["olla-7"], models=["m:one", "m:one"], batches=[4, 4])
+    assert len(jobs) == 1
+
+
+def test_batches_that_a_model_raises_to_the_same_size_are_kept_apart() -> None:
+    jobs = all_jobs(figures=["olla-7"], models=["torchvision:inception_v3"], batches=[1, 2])
+    assert [each.batch for each in jobs] == [2, 2]
+    assert len({each.path(Path("out")) for each in jobs}) == 2
+
+
 def test_a_run_resumes_where_it_stopped_and_tries_failures_again(tmp_path: Path) -> None:
     asked: list[str] = []
 
@@ -199,6 +210,47 @@ def test_an_unknown_solver_limit_is_one_clear_line(capsys: pytest.CaptureFixture
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What the script says of bad options, in one line; it has measured nothing."""
+    assert paper.main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_measuring(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    line = refused(capsys, "--output", str(tmp_path / "file" / "results"))
+    assert "--output" in line
+    assert "cannot be written to (Not a directory)" in line
+
+
+def test_two_models_of_one_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, "--models", "torchvision:vgg11", "cifar.py:vgg11", "--output", str(tmp_path))
+    assert "torchvision:vgg11 and cifar.py:vgg11 are both called vgg11" in line
+
+
+@pytest.mark.parametrize("option", [("--batch-sizes", "0"), ("--patience", "nan"), ("--threads", "-1")])
+def test_numbers_that_make_no_sense_are_refused(
+    option: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        paper.main(option)
+    assert f"argument {option[0]}: '{option[1]}' is no number" in capsys.readouterr().err
+
+
+def test_a_run_that_is_stopped_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(paper, "run_all", stop)
+    assert paper.main(["--quick", "--output", str(tmp_path)]) == 130
+    assert "goes on where this one was" in capsys.readouterr().err
+
+
 # Tables
 
 
@@ -260,6 +312,13 @@ def test_a_csv_has_a_row_a_model_and_a_failure_says_why() -> None:
     assert "Not measured: vgg11 1: ended by signal 9" in text
     (average,) = [each for each in averages(olla.TOTAL, rows) if each.column.name == "reduction_percent"]
     assert (average.value, average.count) == (50.0, 1)
+
+
+def test_a_table_says_once_why_steps_ran_without_the_buffer() -> None:
+    rows = [row(stock_because="no g++"), row("vgg11", stock_because="no g++"), row("vgg16")]
+    text = markdown(olla.TOTAL, rows, "cuda")
+    assert text.count("no g++") == 1
+    assert "Without the planned buffer: alexnet 1, vgg11 1: no g++" in text
 
 
 def test_other_baselines_stand_in_the_row_of_their_step(tmp_path: Path) -> None:

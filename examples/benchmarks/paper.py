@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import warnings
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from pathlib import Path
 from paper_figures import olla, others, plots
 from paper_figures.figure import Figure, csv_text, curves_csv, markdown
 from paper_figures.jobs import FIGURES, OLLA, Job, jobs_of
-from paper_figures.runner import apart, rows_of, run_all, stored
+from paper_figures.runner import apart, prepare, rows_of, run_all, stored
 
 from olla_solvers import backends
 from olla_solvers.errors import OllaError
@@ -38,31 +39,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.one:
         return _measure_here(Job(**json.loads(options.one)))
+    figures = options.figures or (OLLA if options.models else FIGURES)
+    keys = list(dict.fromkeys(key if key in ALL else f"olla-{key}" for key in figures))
+    output = options.output or Path("results", "paper-quick" if options.quick else "paper")
     try:
         backends.check_options(options.solver, options.time_limit)
         _check_device(options.device)
+        jobs = _jobs(keys, options)
+        prepare(output)
     except OllaError as error:
         print(f"{Path(__file__).name}: {error}", file=sys.stderr)
         return 2
-    figures = options.figures or (OLLA if options.models else FIGURES)
-    keys = [key if key in ALL else f"olla-{key}" for key in figures]
-    inductor = options.inductor if options.inductor is not None else options.device == "cuda"
-    jobs = jobs_of(
+    try:
+        run_all(jobs, output, apart(Path(__file__), options.patience, options.threads))
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where this one was", file=sys.stderr)
+        return 130
+    write_figures([ALL[key] for key in keys], jobs, options.device, output)
+    failed = [job for job in jobs if "error" in stored(job, output)]
+    print(f"{len(jobs) - len(failed)} of {len(jobs)} measured; see {output / options.device}")
+    return 1 if failed else 0
+
+
+def _jobs(keys: Sequence[str], options: argparse.Namespace) -> list[Job]:
+    return jobs_of(
         keys,
         device=options.device,
         models=options.models,
         batches=options.batch_sizes,
         solver=options.solver,
         time_limit=options.time_limit,
-        inductor=inductor,
+        inductor=options.device == "cuda" if options.inductor is None else options.inductor,
         quick=options.quick,
     )
-    output = options.output or Path("results", "paper-quick" if options.quick else "paper")
-    run_all(jobs, output, apart(Path(__file__), options.patience, options.threads))
-    write_figures([ALL[key] for key in keys], jobs, options.device, output)
-    failed = [job for job in jobs if "error" in stored(job, output)]
-    print(f"{len(jobs) - len(failed)} of {len(jobs)} measured; see {output / options.device}")
-    return 1 if failed else 0
 
 
 def write_figures(figures: Sequence[Figure], jobs: Sequence[Job], device: str, output: Path) -> None:
@@ -119,6 +128,22 @@ def _check_device(device: str) -> None:
         raise OllaError("--device cuda: torch finds no CUDA device; is there one, and does the driver fit?")
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return seconds
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -126,7 +151,9 @@ def _parser() -> argparse.ArgumentParser:
     numbers = [key.removeprefix("olla-") for key in FIGURES if key.startswith("olla-")]
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--models", nargs="+", metavar="NAME", help="of OLLA's figures; its own by default")
-    parser.add_argument("--batch-sizes", nargs="+", type=int, metavar="N", help="of OLLA's figures: 1 32")
+    parser.add_argument(
+        "--batch-sizes", nargs="+", type=_count, metavar="N", help="of OLLA's figures: 1 32"
+    )  # fmt: skip
     parser.add_argument("--solver", choices=("auto", "none", *backends.SOLVERS), default="auto")
     parser.add_argument("--time-limit", type=float, metavar="S", help="for ordering and for placing, each")
     parser.add_argument(
@@ -139,8 +166,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="DIR", help="default: results/paper")
     parser.add_argument("--quick", action="store_true", help="a few small models and batches")
-    parser.add_argument("--patience", type=float, default=1800.0, metavar="S", help="for each measurement")
-    parser.add_argument("--threads", type=int, help="of PyTorch's kernels on the CPU")
+    parser.add_argument("--patience", type=_seconds, default=1800.0, metavar="S", help="for each measurement")
+    parser.add_argument("--threads", type=_count, metavar="N", help="of PyTorch's kernels on the CPU")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     return parser
 

@@ -177,6 +177,11 @@ def markdown(figure: Figure, rows: Sequence[Row], device: str) -> str:
     )
     lines += ["", *_table(["", "column", "here", "of models", "in the paper"], _average_lines(figure, rows))]
     lines += [f"\nPaper: {each.words}: {each.value:g} ({each.where})." for each in figure.references]
+    stock: dict[str, list[str]] = {}
+    for row in rows:
+        if "stock_because" in row:
+            stock.setdefault(row["stock_because"], []).append(f"{row['model']} {row['batch']}")
+    lines += [f"\nWithout the planned buffer: {', '.join(who)}: {why}" for why, who in stock.items()]
     failed = [row for row in rows if "error" in row]
     lines += [f"\nNot measured: {row['model']} {row['batch']}: {row['error']}" for row in failed]
     return "\n".join(lines) + "\n"

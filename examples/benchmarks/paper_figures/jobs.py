@@ -14,6 +14,8 @@ from typing import Any
 
 from ordering import MODELS, SMALLEST_BATCH
 
+from olla_solvers.errors import OptionError
+
 HERE = Path(__file__).parent
 
 OLLA = tuple(f"olla-{number}" for number in range(7, 15))
@@ -77,7 +79,8 @@ class Job:
 
     def path(self, output: Path) -> Path:
         """Where its result is kept."""
-        words = [short(self.model), str(self.batch), "" if self.train else "inference", self.allocator]
+        batch = str(self.batch) if self.batch == self.group else f"{self.batch}-for-{self.group}"
+        words = [short(self.model), batch, "" if self.train else "inference", self.allocator]
         name = "_".join(re.sub(r"[^\w.-]+", "-", word) for word in words if word)
         return output / self.device / self.kind / f"{name}.json"
 
@@ -119,7 +122,11 @@ def jobs_of(
         time_limit: seconds for each stage of planning.
         inductor: whether torch.compile is measured on the same steps.
         quick: a few small models only.
+
+    Raises:
+        OptionError: when two models have one name, by which files and rows could not be told apart.
     """
+    _refuse_namesakes(models or ())
     wanted = set(figures)
     common = {"device": device, "solver": solver, "time_limit": time_limit}
     jobs: list[Job] = []
@@ -139,7 +146,18 @@ def jobs_of(
     if wanted & set(SMARTPOOL):
         for name in QUICK_SMARTPOOL if quick else SMARTPOOL_MODELS:
             jobs.append(Job("pool", f"cifar.py:{name}", SMARTPOOL_BATCH, SMARTPOOL_BATCH, **common))
-    return jobs
+    return list(dict.fromkeys(jobs))
+
+
+def _refuse_namesakes(models: Iterable[str]) -> None:
+    seen: dict[str, str] = {}
+    for model in models:
+        other = seen.setdefault(short(model), model)
+        if other != model:
+            raise OptionError(
+                f"--models: {other} and {model} are both called {short(model)} in files and tables; measure "
+                "each in a run of its own, with an --output of its own"
+            )
 
 
 def _sekiyama_jobs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import statistics
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from olla_fx import arena
 from olla_fx.baseline import BaselineSource
 from olla_fx.models import ModelCase, build_model, optimizer_by_name
 from olla_fx.plan import Plan
+from olla_fx.run import Binding
 from olla_solvers.place import place
 from olla_solvers.progress import Improvement
 
@@ -47,7 +49,13 @@ def measure(job: Job) -> dict[str, Any]:
         "loop": _measure_loop,
         "pool": _measure_pool,
     }
-    return {**kinds[job.kind](job), "versions": versions(job.device)}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", RuntimeWarning)
+        found = kinds[job.kind](job)
+    if found.get("binding") == Binding.STOCK.value:
+        words = dict.fromkeys(str(each.message) for each in seen if each.category is RuntimeWarning)
+        found["stock_because"] = " ".join(words) or "the planned allocator is switched off"
+    return {**found, "versions": versions(job.device)}
 
 
 def versions(device: str) -> dict[str, str]:

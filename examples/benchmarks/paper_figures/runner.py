@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from processes import run_apart
+
+from olla_solvers.errors import OptionError
 
 from .figure import Figure, Row
 from .jobs import Job, short
@@ -141,3 +144,17 @@ def stored(job: Job, output: Path) -> dict[str, Any]:
     if not path.exists():
         return {"error": "not run"}
     return dict(json.loads(path.read_text(encoding="utf-8"))["result"])
+
+
+def prepare(output: Path) -> None:
+    """Make the folder of results and see that it can be written to, before hours are spent on measuring.
+
+    Raises:
+        OptionError: when it cannot.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output):
+            pass
+    except OSError as error:
+        raise OptionError(f"--output {output}: cannot be written to ({error.strerror})") from error
