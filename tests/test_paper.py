@@ -361,6 +361,18 @@ def test_every_figure_can_be_drawn_also_from_nothing(key: str, tmp_path: Path) -
         assert path.stat().st_size > 1000
 
 
+def test_a_plot_names_only_what_it_shows() -> None:
+    from matplotlib.figure import Figure as Canvas
+
+    axes = Canvas().add_subplot()
+    inference = {**row(), "train": False, "skyline_bytes": 90 * MIB}
+    plots.draw_bars(axes, others.SEKIYAMA_MEMORY, [inference])
+    labels = axes.get_legend_handles_labels()[1]
+    assert "opt saves, %" in labels
+    assert "opt saves in the paper, %" not in labels
+    assert [each.get_text() for each in axes.get_xticklabels()] == ["alexnet 1, inference"]
+
+
 # Traces and models
 
 

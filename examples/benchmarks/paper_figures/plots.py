@@ -43,24 +43,25 @@ def plot(figure: Figure, rows: Sequence[Row], device: str, path: Path) -> None:
     if figure.curve:
         _draw_curves(axes, figure, rows)
     else:
-        _draw_bars(axes, figure, rows)
+        draw_bars(axes, figure, rows)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize="small", ncols=2)
     canvas.savefig(path, dpi=120)
 
 
-def _draw_bars(axes: Any, figure: Figure, rows: Sequence[Row]) -> None:
+def draw_bars(axes: Any, figure: Figure, rows: Sequence[Row]) -> None:
     """One group of bars a row for what is averaged."""
-    drawn = list({series.column: series for series in figure.series}.values())
+    columns = [figure.column(name) for name in dict.fromkeys(series.column for series in figure.series)]
+    drawn = [each for each in columns if any(each.of(row) is not None for row in rows)]
     width = 0.8 / max(1, len(drawn))
-    for number, series in enumerate(drawn):
-        column = figure.column(series.column)
+    for number, column in enumerate(drawn):
         values = [column.of(row) for row in rows]
         places = [at + width * (number - (len(drawn) - 1) / 2) for at in range(len(rows))]
         bars = [(place, value) for place, value in zip(places, values, strict=True) if value is not None]
         axes.bar([at for at, _ in bars], [value for _, value in bars], width, label=column.title)
     _draw_references(axes.axhline, figure)
-    axes.set_xticks(range(len(rows)), [f"{row['model']} {row['batch']}" for row in rows], rotation=75)
+    names = [f"{row['model']} {row['batch']}{'' if row['train'] else ', inference'}" for row in rows]
+    axes.set_xticks(range(len(rows)), names, rotation=75)
     axes.set_ylabel(figure.unit)
     if figure.logarithmic:
         axes.set_yscale("log")
