@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,12 @@ def _solve(request: dict[str, Any]) -> dict[str, Any]:
     solver = pulp.getSolver(adapter, **_options(request["solver"], request["time_limit"]))
     if request["solver"] == "highs":
         solver.callSolver = _start_highs
+    started = time.monotonic()
     problem.solve(solver)
-    return _response(request["solver"], problem, [column.varValue for column in columns])
+    time_limit = request["time_limit"]
+    out_of_time = time_limit is not None and time.monotonic() - started >= time_limit
+    values = [column.varValue for column in columns]
+    return _response(request["solver"], problem, values, out_of_time=out_of_time)
 
 
 def _to_pulp(model: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -114,13 +119,16 @@ def _start_highs(problem: Any) -> None:
     problem.solverModel.run()
 
 
-def _response(solver: str, problem: Any, values: list[float | None]) -> dict[str, Any]:
+def _response(solver: str, problem: Any, values: list[float | None], *, out_of_time: bool) -> dict[str, Any]:
     import pulp
 
     # The status alone says Optimal for CBC at its limit; only the solution's status tells them apart.
     proven = problem.sol_status == pulp.LpSolutionOptimal
     found = problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
     bound, native, stopped = {"cbc": _cbc_end, "highs": _highs_end, "gurobi": _gurobi_end}[solver](problem)
+    if solver == "cbc" and out_of_time and problem.status == pulp.LpStatusInfeasible:
+        # CBC calls a relaxation infeasible that its limit kept it from solving.
+        stopped = True
     if stopped and solver == "gurobi":
         proven, found = False, problem.solverModel.SolCount > 0
     if problem.status == pulp.LpStatusInfeasible and not stopped:

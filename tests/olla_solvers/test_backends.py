@@ -7,9 +7,10 @@ import sys
 import time
 from pathlib import Path
 
+import pulp
 import pytest
 
-from olla_solvers import backends
+from olla_solvers import backends, solver_process
 from olla_solvers.backends import Outcome, Solution
 from olla_solvers.errors import SolverUnavailableError
 from olla_solvers.model import Expression, LinearModel
@@ -76,6 +77,20 @@ def test_an_infeasible_model_is_told_apart(solver: str) -> None:
     solution = backends.solve(model, solver, time_limit=30)
     assert solution.outcome is Outcome.INFEASIBLE
     assert solution.values is None
+
+
+@pytest.mark.parametrize(("out_of_time", "status"), [(True, "stopped"), (False, "infeasible")])
+def test_what_cbc_calls_infeasible_at_its_limit_is_not_believed(
+    out_of_time: bool, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the limit falls into the first relaxation, which happens by chance, CBC's log says this."""
+    monkeypatch.chdir(tmp_path)
+    Path("solver.log").write_text("Presolve ...\nResult - Linear relaxation infeasible\n", encoding="utf-8")
+    problem = pulp.LpProblem("any", pulp.LpMinimize)
+    problem.status, problem.sol_status = pulp.LpStatusInfeasible, pulp.LpSolutionInfeasible
+    response = solver_process._response("cbc", problem, [None], out_of_time=out_of_time)
+    assert response["status"] == status
+    assert response["values"] is None
 
 
 def test_available_solvers_are_the_installed_ones() -> None:
