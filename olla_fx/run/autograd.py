@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Role
@@ -166,9 +165,41 @@ class PlannedFunction(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
-        """Run backward."""
+        """Run backward; once differentiable, also where no tangent wants a gradient, as that of a sum.
+
+        ``torch.autograd.function.once_differentiable`` marks gradients for tangents that want one alone. A
+        penalty on the others would be taken for a constant.
+        """
         has_tangent = ctx.running.differentiable_outputs
         wanted = [each for each, has in zip(tangents, has_tangent, strict=True) if has]
-        return (None, *ctx.running.backward(wanted, again=torch_compat.graph_is_kept()))
+        with torch.no_grad():
+            gradients = ctx.running.backward(wanted, again=torch_compat.graph_is_kept())
+        if torch.is_grad_enabled():  # create_graph=True
+            gradients = _marked(gradients)
+        return (None, *gradients)
+
+
+class _LastGradients(torch.autograd.Function):
+    """Hands gradients on that cannot be differentiated, and says so to whoever tries."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, *gradients: torch.Tensor) -> Any:
+        """Mark the gradients; the anchor makes autograd follow them."""
+        return tuple(each.detach() for each in gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor | None) -> Any:
+        """Refuse."""
+        raise BackwardError(
+            "gradients of gradients (double backward, create_graph=True) do not go through a planned module, "
+            "whose backward is planned once and has no graph of its own: call the model itself there"
+        )
+
+
+def _marked(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """The gradients as tensors that autograd follows, up to the refusal."""
+    anchor = torch.empty(0, requires_grad=True)
+    there = [each for each in gradients if each is not None]
+    marked = iter(_LastGradients.apply(anchor, *there))  # type: ignore[no-untyped-call]
+    return [None if each is None else next(marked) for each in gradients]

@@ -57,6 +57,16 @@ def test_other_options_and_other_graphs_are_other_plans(folder):
     assert len(list(folder.iterdir())) == 4
 
 
+def test_another_torch_plans_anew(folder, monkeypatch):
+    wanted = problem()
+    planner = Planner(wanted)
+    for version in ("2.98.0", "2.99.0", "2.98.0"):
+        monkeypatch.setattr(torch, "__version__", version)
+        plan_cache.cached_plan(wanted, {}, CPU, planner)
+    assert planner.asked == 2
+    assert len(list(folder.iterdir())) == 2
+
+
 def test_a_second_start_asks_no_planner(folder, monkeypatch):
     Twins(SmallNet(), sgd, images(1)[0], solver="auto").run(images(3))
     files = set(folder.iterdir())

@@ -1,5 +1,7 @@
 """Listening to a loop: its iteration is found, and what a plan would save."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,8 +12,9 @@ import olla_fx
 from olla_fx import RecordingError
 from olla_fx.arena import AllocationEvent, EventKind
 from olla_fx.iterations import find_period, spans_of_iteration
+from olla_fx.run.executor import MOST_RECORDINGS
 from olla_solvers.place.bound import max_live_bytes
-from tests.olla_fx.helpers import SmallNet, images, sgd
+from tests.olla_fx.helpers import SmallNet, assert_same_models, images
 
 
 class Stream:
@@ -76,19 +79,21 @@ def test_nothing_repeats():
 
 def test_an_eager_loop():
     model = SmallNet()
-    optimizer = torch.optim.AdamW(model.parameters())
+    unheard = copy.deepcopy(model)
     batch = images(1, batch=4, size=16)[0]
 
-    def step():
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+    def train(trained):
+        optimizer = torch.optim.AdamW(trained.parameters())
+        torch.manual_seed(1)
+        for _ in range(6):
+            optimizer.zero_grad()
+            F.cross_entropy(trained(batch[0]), batch[1]).backward()
+            optimizer.step()
 
     with olla_fx.record() as recording:
-        for _ in range(6):
-            step()
+        train(model)
+    train(unheard)
+    assert_same_models(unheard, model)  # listening changes nothing
     report = recording.report()
     assert report.iterations >= 4
     assert report.requests > 50
@@ -137,39 +142,54 @@ def test_what_is_interrupted_is_not_planned():
     assert fast.counts.served > 0
 
 
-def test_larger_requests_lead_to_a_new_plan():
-    """Profile-guided allocation §4.3: served outside once, and planned for afterwards."""
+class Scratch(torch.nn.Module):
+    """A layer, and an operator with as much scratch memory as it is told to take."""
 
-    @torch.library.custom_op("olla_fx_tests::growing", mutates_args=())
-    def growing(x: torch.Tensor) -> torch.Tensor:
-        scratch = torch.empty(growing.scratch)
-        return x * 2 + scratch.new_zeros(())
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Linear(6, 6)
 
+    def forward(self, x):
+        return growing(self.body(x))
+
+
+@torch.library.custom_op("olla_fx_tests::growing", mutates_args=())
+def growing(x: torch.Tensor) -> torch.Tensor:
+    scratch = torch.empty(growing.scratch)
+    return x * 2 + scratch.new_zeros(())
+
+
+growing.scratch = 1000
+
+
+@growing.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def planned_with_scratch():
+    """A planned inference, and a function that calls it with so much scratch and compares with eager."""
+    model = Scratch().eval()
     growing.scratch = 1000
-
-    @growing.register_fake
-    def _(x):
-        return torch.empty_like(x)
-
-    class Growing(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = torch.nn.Linear(6, 6)
-
-        def forward(self, x):
-            return growing(self.body(x))
-
-    model = Growing().eval()
     fast = olla_fx.optimize(model, torch.ones(4, 6))
 
     def outside(scratch):
         growing.scratch = scratch
         with torch.no_grad():
             expected = model(torch.ones(4, 6))
+        fast.poison()
         assert torch.equal(expected, fast(torch.ones(4, 6)))
+        assert fast.binding == "buffer"
+        assert fast.counts.served > 0
         return fast.counts.outside
 
     fast(torch.ones(4, 6))
+    return fast, outside
+
+
+def test_larger_requests_lead_to_a_new_plan():
+    """Profile-guided allocation §4.3: served outside once, and planned for afterwards."""
+    fast, outside = planned_with_scratch()
     before = fast.plan.buffer_bytes
     assert outside(1000) == 0
     assert outside(900) == 0  # smaller ones reuse the place
@@ -181,12 +201,8 @@ def test_larger_requests_lead_to_a_new_plan():
 
 
 def test_requests_that_keep_changing_are_recorded_only_so_often():
-    assert olla_fx.run.executor.MOST_RECORDINGS < 10
-    model = SmallNet()
-    step = olla_fx.optimize(
-        model, images(1)[0], loss_fn=F.cross_entropy, optimizer=sgd(model.parameters()), solver="none"
-    )
-    executor = step._current.step.executor
-    for _ in range(3):
-        step(*images(1)[0])
-    assert executor.recordings == 1
+    fast, outside = planned_with_scratch()
+    for calls in range(1, 21):
+        outside(1000 + 1000 * calls)
+    assert fast._current.step.executor.recordings == MOST_RECORDINGS
+    assert outside(30_000) == outside(30_000) == 1

@@ -31,6 +31,8 @@ class Loops:
     def losses(self, *batch):
         """Forward and loss of both, from the same random numbers."""
         *inputs, target = batch
+        if not self.planned.is_busy:
+            self.planned.poison()
         losses = []
         for module in (self.eager, self.planned):
             torch.manual_seed(self.calls)
@@ -49,7 +51,7 @@ class Loops:
     def step(self, *batch):
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        self.planned.poison()
+        assert not self.planned.is_busy
         for loss in self.losses(*batch):
             loss.backward()
         self.compare_gradients()
@@ -94,16 +96,17 @@ def test_the_plan_covers_both_phases():
     assert plan.buffer_bytes >= plan.peak_bytes
 
 
-def test_a_schedule_and_gradient_clipping_of_the_callers():
+@pytest.mark.parametrize("clip", [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
+def test_a_schedule_and_gradient_clipping_of_the_callers(clip):
     loops = Loops(SmallNet(), images(1)[0][0])
     schedulers = [optim.lr_scheduler.ExponentialLR(each, 0.8) for each in loops.optimizers]
-    for batch in images(6):
+    for batch in images(20):
         for loss in loops.losses(*batch):
             loss.backward()
         for model, optimizer, scheduler in zip(
             (loops.eager, loops.model), loops.optimizers, schedulers, strict=True
         ):
-            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            clip(model.parameters(), 0.02)
             optimizer.step()
             optimizer.zero_grad()
             scheduler.step()
@@ -113,7 +116,7 @@ def test_a_schedule_and_gradient_clipping_of_the_callers():
 
 def test_gradients_accumulate():
     loops = Loops(SmallNet(), images(1)[0][0])
-    for index, batch in enumerate(images(9)):
+    for index, batch in enumerate(images(21)):
         for loss in loops.losses(*batch):
             (loss / 3).backward()
         loops.compare_gradients()
@@ -128,7 +131,7 @@ def test_gradients_accumulate():
 def test_autocast():
     loops = Loops(
         SmallNet(), images(1)[0][0], context=lambda: torch.autocast("cpu", dtype=torch.bfloat16)
-    ).run(images(4))
+    ).run(images(20))
     assert loops.planned.replans == 1
     loops.assert_served()
 
@@ -147,8 +150,9 @@ class Several(nn.Module):
 
 def test_outputs_of_all_kinds():
     loops = Loops(Several(), (torch.ones(4, 6), torch.ones(4, 3)))
-    for attempt in range(4):
+    for attempt in range(20):
         x, y = torch.randn(4, 6), torch.randn(4, 3)
+        loops.planned.poison()
         answers = [module(x, y) for module in (loops.eager, loops.planned)]
         assert_same(
             *[torch.utils._pytree.tree_map_only(torch.Tensor, torch.detach, each) for each in answers],
@@ -166,7 +170,8 @@ def test_outputs_of_all_kinds():
 
 def test_inputs_that_want_a_gradient():
     loops = Loops(SmallNet(), images(1)[0][0].requires_grad_())
-    for image, target in images(4):
+    for image, target in images(20):
+        loops.planned.poison()
         inputs = [image.clone().requires_grad_() for _ in range(2)]
         losses = []
         for module, one in zip((loops.eager, loops.planned), inputs, strict=True):
@@ -181,7 +186,8 @@ def test_inputs_that_want_a_gradient():
 
 def test_only_some_gradients():
     loops = Loops(mlp(), vectors(1)[0][0])
-    for x, y in vectors(3):
+    for x, y in vectors(20):
+        loops.planned.poison()
         for module, model in ((loops.eager, loops.eager), (loops.planned, loops.model)):
             F.cross_entropy(module(x), y).backward(inputs=[model[2].weight])
         loops.compare_gradients()
@@ -193,13 +199,39 @@ def test_a_model_within_a_larger_one():
     eager = nn.Sequential(nn.Linear(6, 6), mlp(), nn.Linear(3, 3))
     planned = copy.deepcopy(eager)
     inner = olla_fx.optimize(planned[1], torch.ones(4, 6, requires_grad=True), solver="none")
-    for x, y in vectors(5):
+    for x, y in vectors(20):
+        inner.poison()
         F.cross_entropy(eager(x), y).backward()
         F.cross_entropy(planned[2](inner(planned[0](x))), y).backward()
         for one, other in zip(eager.parameters(), planned.parameters(), strict=True):
             assert_same(one.grad, other.grad, "gradient")
+    assert inner.binding == "buffer"
     assert inner.counts.served > 0
     assert inner.counts.outside == 0
+
+
+def test_a_forward_in_another_thread_while_the_buffer_is_busy():
+    loops = Loops(SmallNet(0.0), images(1)[0][0]).run(images(2))
+    others = images(20, batch=2)[::-1]
+    for (image, target), other in zip(images(20), others, strict=True):
+        for optimizer in loops.optimizers:
+            optimizer.zero_grad()
+        first = loops.losses(image, target)
+        assert loops.planned.is_busy
+        second = []
+        thread = threading.Thread(target=lambda other=other, found=second: found.extend(loops.losses(*other)))
+        thread.start()
+        thread.join()
+        for eager, planned in (second, first):
+            eager.backward()
+            planned.backward()
+        loops.compare_gradients()
+        for optimizer in loops.optimizers:
+            optimizer.step()
+    assert_same_models(loops.eager, loops.model)
+    assert loops.planned.stock_runs == 20
+    loops.planned.stock_runs = 0
+    loops.assert_served()
 
 
 def test_another_forward_while_the_buffer_is_busy():
@@ -277,14 +309,29 @@ def test_a_first_backward_that_is_retained():
     loops.assert_served()
 
 
-def test_gradients_of_gradients_are_refused():
+@pytest.mark.parametrize("reduce", [torch.sum, lambda output: output.square().sum()], ids=["sum", "squares"])
+def test_gradients_of_gradients_are_refused(reduce):
+    """A sum's tangent wants no gradient: a penalty on the gradient must not be lost for that."""
     loops = Loops(mlp(), vectors(1)[0][0])
-    output = loops.planned(vectors(1)[0][0]).square().sum()
-    (gradient,) = torch.autograd.grad(output, [loops.model[0].weight], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
-    del gradient, output
-    loops.run(vectors(2))
+    loss = reduce(loops.planned(vectors(1)[0][0]))
+    (gradient,) = torch.autograd.grad(loss, [loops.model[0].weight], create_graph=True)
+    with pytest.raises(BackwardError, match="gradients of gradients"):
+        (gradient.square().sum() + loops.model[0].weight.sum()).backward()
+    del gradient, loss
+    loops.model.zero_grad()
+    loops.run(vectors(20))
+    loops.assert_served()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+def test_a_backward_that_might_be_differentiated_and_is_not():
+    loops = Loops(mlp(), vectors(1)[0][0])
+    for batch in vectors(3):
+        for loss in loops.losses(*batch):
+            loss.backward(create_graph=True)
+        loops.compare_gradients()
+        for model in (loops.eager, loops.model):
+            model.zero_grad()
 
 
 @pytest.mark.parametrize("what", ["parameter", "input", "output"])
@@ -323,17 +370,18 @@ def test_an_exception_between_forward_and_backward():
     for optimizer in loops.optimizers:
         optimizer.zero_grad()
     loops.eager.load_state_dict(loops.model.state_dict())
-    loops.run(images(3))
+    loops.run(images(20))
     loops.assert_served()
 
 
 def test_evaluation_in_between():
     loops = Loops(SmallNet(), images(1)[0][0])
-    for _ in range(2):
-        loops.run(images(2))
+    for _ in range(4):
+        loops.run(images(5))
         for module in (loops.eager, loops.planned):
             module.eval()
         for image, _ in images(3):
+            loops.planned.poison()
             with torch.no_grad():
                 assert_same(loops.eager(image), loops.planned(image), "evaluation")
         for module in (loops.eager, loops.planned):
@@ -345,21 +393,21 @@ def test_evaluation_in_between():
 
 def test_frozen_statistics_and_layers():
     """Some modules in eval mode, then a layer frozen and unfrozen again."""
-    loops = Loops(SmallNet(), images(1)[0][0]).run(images(2))
+    loops = Loops(SmallNet(), images(1)[0][0]).run(images(5))
     for model in (loops.eager, loops.model):
         model.norm.eval()
-    loops.run(images(2))
+    loops.run(images(5))
     for wanted in (False, True):
         for model in (loops.eager, loops.model):
             model.conv.requires_grad_(wanted)
             model.zero_grad()
-        loops.run(images(2))
+        loops.run(images(5))
     loops.assert_served()
 
 
 def test_shapes_are_planned_once_each():
     loops = Loops(SmallNet(), images(1, size=8)[0][0])
-    for _ in range(3):
+    for _ in range(7):
         for size, batch in ((8, 2), (10, 2), (8, 3)):
             loops.run(images(1, batch=batch, size=size))
     loops.assert_served()
@@ -402,7 +450,7 @@ def test_threads():
 
 def test_two_modules_in_turn():
     loops = [Loops(SmallNet(), images(1)[0][0]) for _ in range(2)]
-    for batch in images(4):
+    for batch in images(10):
         for one in loops:
             one.step(*batch)
         losses = [one.losses(*batch) for one in loops]

@@ -8,10 +8,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn, optim
+from torch.optim import lr_scheduler
 
 import olla_fx
 from olla_fx import CaptureError
-from tests.olla_fx.helpers import SmallNet, Twins, assert_same, assert_same_models, images, mlp, sgd, vectors
+from tests.olla_fx.helpers import (
+    SmallNet,
+    Twins,
+    assert_same,
+    assert_same_models,
+    assert_served,
+    images,
+    mlp,
+    sgd,
+    vectors,
+)
 
 ADAMW = partial(optim.AdamW, lr=0.05)
 MOMENTUM = partial(optim.SGD, lr=0.1, momentum=0.9)
@@ -54,8 +65,9 @@ class Recipes(Twins):
         {"value": 0.01},
         {"parts": 2, "norm": 0.05, "value": 0.02},
         {"parts": 6, "return_outputs": True, "outputs": 2},
+        {"norm": 0.05, "scheduler": partial(lr_scheduler.StepLR, step_size=3, gamma=0.5)},
     ],
-    ids=["micro-batches", "norm", "value", "all", "outputs"],
+    ids=["micro-batches", "norm", "value", "all", "outputs", "schedule"],
 )
 def test_recipes(make, recipe):
     twins = Recipes(SmallNet(), make, images(1, batch=6)[0], **recipe)
@@ -117,7 +129,8 @@ def test_a_copy_trains_on_by_itself(remake):
     other = remake(twins.step)
     before = copy.deepcopy(twins.planned)
     reference = copy.deepcopy((twins.eager, twins.optimizers[0]))
-    for index, (x, y) in enumerate(images(3)):
+    for index, (x, y) in enumerate(images(20)):
+        other.poison()
         torch.manual_seed(index)
         reference[1].zero_grad()
         loss = F.cross_entropy(reference[0](x), y)
@@ -136,10 +149,22 @@ def test_a_copy_trains_on_by_itself(remake):
 @pytest.mark.parametrize("remake", [copied, pickled])
 def test_a_copy_of_an_own_loop_and_of_an_inference(remake):
     x, y = vectors(1)[0]
-    module = olla_fx.optimize(mlp(), x)
+    model = mlp()
+    module = olla_fx.optimize(model, x)
     F.cross_entropy(module(x), y).backward()
     other = remake(module)
-    F.cross_entropy(other(x), y).backward()
+    eager = copy.deepcopy(model)
+    optimizers = [sgd(each.parameters()) for each in (eager, other)]
+    for batch, target in vectors(20):
+        other.poison()
+        for each, optimizer in zip((eager, other), optimizers, strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(each(batch), target).backward()
+            optimizer.step()
+    assert_same(dict(eager.state_dict()), dict(other.state_dict()), "weights of the copy")
+    assert other.binding == "buffer"
+    assert other.counts.served > 0
+    assert other.counts.outside == 0
     assert other.state_dict().keys() == module.state_dict().keys()
     mine, theirs = ([each.data_ptr() for each in one.parameters()] for one in (module, other))
     assert not set(mine) & set(theirs)
@@ -183,7 +208,7 @@ def test_an_average_of_the_weights():
 
 
 def test_layers_are_frozen_and_unfrozen_between_epochs():
-    twins = Twins(SmallNet(), MOMENTUM, images(1)[0]).run(images(3))
+    twins = Twins(SmallNet(), MOMENTUM, images(1)[0]).run(images(8))
     for wanted in (False, True):
         for model in (twins.eager, twins.planned):
             model.conv.requires_grad_(wanted)
@@ -211,8 +236,7 @@ def test_the_last_batch_of_an_epoch_is_smaller():
     twins.compare()
     assert len(twins.step._plans) == 2
     assert twins.step.replans == 0
-    assert twins.step.counts.served > 0
-    assert twins.step.counts.outside == 0
+    assert_served(twins.step, 20, 1)
 
 
 def _train(twins, batch):
@@ -226,7 +250,7 @@ def test_one_buffer_serves_all_shapes():
     twins = Twins(SmallNet(0.0), MOMENTUM, images(1, batch=4)[0])
     sizes = {}
     for batch in (4, 2, 6, 4, 2, 6):
-        for each in images(2, batch=batch):
+        for each in images(4, batch=batch):
             _train(twins, each)
         sizes[batch] = twins.step.plan.buffer_bytes
         assert twins.step._buffer._buffer.buffer_bytes == max(sizes.values())
@@ -236,11 +260,30 @@ def test_one_buffer_serves_all_shapes():
 def test_more_plans_than_the_limit():
     twins = Twins(SmallNet(0.0), MOMENTUM, images(1, batch=2)[0], most_plans=2)
     for batch in (2, 3, 4, 3, 2, 4):
-        for each in images(2, batch=batch):
+        for each in images(4, batch=batch):
             _train(twins, each)
         assert len(twins.step._plans) <= 2
+        assert_served(twins.step, 4, 1)
     twins.compare()
-    assert twins.step.binding == "buffer"
+
+
+def test_the_plan_that_was_not_used_for_longest_goes_first(caplog):
+    model = mlp()
+    step = olla_fx.optimize(
+        model,
+        vectors(1, batch=2)[0],
+        loss_fn=F.cross_entropy,
+        optimizer=sgd(model.parameters()),
+        most_plans=2,
+        solver="none",
+    )
+    planned = []
+    with caplog.at_level("INFO", logger="olla_fx.run.module"):
+        for batch in (3, 2, 4, 2, 3):
+            caplog.clear()
+            step(*vectors(1, batch=batch)[0])
+            planned.append(any("planning for a new kind" in each.message for each in caplog.records))
+    assert planned == [True, False, True, False, True]
 
 
 @pytest.mark.parametrize("recipe", [{"parts": 2}, {"norm": 0.05}])

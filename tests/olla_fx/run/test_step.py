@@ -412,8 +412,8 @@ def test_optimizer_pre_hooks_are_refused():
 
 def test_a_step_under_ambient_autocast_equals_eager():
     twins = Twins(mlp(), MOMENTUM, vectors(1)[0])
-    for autocast in (True, True, True, False, False, True):
-        x, y = vectors(1)[0]
+    kinds = [True] * 9 + [False] * 3 + [True] * 9
+    for autocast, (x, y) in zip(kinds, vectors(21), strict=True):
         twins.step.poison()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             twins.optimizers[0].zero_grad()
@@ -423,6 +423,7 @@ def test_a_step_under_ambient_autocast_equals_eager():
         twins.optimizers[0].step()
         assert_same(loss.detach(), given, "loss")
     twins.compare()
+    assert_served(twins.step, 9, 1)
 
 
 def test_an_input_in_a_parameters_storage_is_refused():
@@ -485,7 +486,7 @@ def test_an_exception_in_a_step_leaves_it_usable():
     """A class out of range stops the step in its loss, before any update."""
     twins = Twins(mlp(), sgd, vectors(1)[0])
     bad = torch.tensor([0, 1, 99, 0])
-    for calls, (x, y) in enumerate(vectors(3), 1):
+    for calls, (x, y) in enumerate(vectors(20), 1):
         with pytest.raises(IndexError, match="out of bounds"):
             twins.step(x, bad)
         twins.train((x, y))
@@ -500,7 +501,7 @@ def test_two_steps_alternate():
     one = Twins(SmallNet(), optim.AdamW, images(1)[0])
     other = Twins(mlp(), MOMENTUM, vectors(1)[0])
     answer = check_inference(mlp().eval(), [(x,) for x, _ in vectors(2)], 1)
-    for batch, vector in zip(images(5), vectors(5), strict=True):
+    for batch, vector in zip(images(20), vectors(20), strict=True):
         one.train(batch)
         other.train(vector)
         answer.poison()
@@ -513,7 +514,7 @@ def test_training_and_inference_of_one_model_alternate():
     model = SmallNet(0.0)
     twins = Twins(model, MOMENTUM, images(1)[0])
     fast = olla_fx.optimize(model.eval(), images(1)[0][0], solver="none")
-    for batch in images(4):
+    for batch in images(20):
         model.train()
         twins.train(batch)
         model.eval()
