@@ -321,6 +321,14 @@ def test_a_table_says_once_why_steps_ran_without_the_buffer() -> None:
     assert "Without the planned buffer: alexnet 1, vgg11 1: no g++" in text
 
 
+def test_a_table_names_every_machine_that_it_was_measured_on() -> None:
+    here, there = {"torch": "2.13.0", "gpu": "A100"}, {"torch": "2.13.0", "gpu": "H100"}
+    rows = [row(versions=here), row("vgg11", versions=here), row("vgg16", versions=there)]
+    text = markdown(olla.TOTAL, rows, "cuda")
+    assert text.count("Measured with torch 2.13.0, gpu A100.") == 1
+    assert text.count("Measured with torch 2.13.0, gpu H100.") == 1
+
+
 def test_other_baselines_stand_in_the_row_of_their_step(tmp_path: Path) -> None:
     needed = {"live_bytes": 1, "reserved_bytes": 2, "fragmentation": 0.5, "source": "s", "allocator": "a"}
     results = {

@@ -177,14 +177,24 @@ def markdown(figure: Figure, rows: Sequence[Row], device: str) -> str:
     )
     lines += ["", *_table(["", "column", "here", "of models", "in the paper"], _average_lines(figure, rows))]
     lines += [f"\nPaper: {each.words}: {each.value:g} ({each.where})." for each in figure.references]
-    stock: dict[str, list[str]] = {}
-    for row in rows:
-        if "stock_because" in row:
-            stock.setdefault(row["stock_because"], []).append(f"{row['model']} {row['batch']}")
-    lines += [f"\nWithout the planned buffer: {', '.join(who)}: {why}" for why, who in stock.items()]
+    lines += [
+        f"\nWithout the planned buffer: {', '.join(who)}: {why}"
+        for why, who in _who_has(rows, "stock_because").items()
+    ]
     failed = [row for row in rows if "error" in row]
     lines += [f"\nNot measured: {row['model']} {row['batch']}: {row['error']}" for row in failed]
+    lines += [f"\nMeasured with {each}." for each in _who_has(rows, "versions")]
     return "\n".join(lines) + "\n"
+
+
+def _who_has(rows: Sequence[Row], name: str) -> dict[str, list[str]]:
+    """Models and batches of the rows that have something, by what it is; a dictionary's words in a row."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if value := row.get(name):
+            words = value if isinstance(value, str) else ", ".join(f"{key} {value[key]}" for key in value)
+            found.setdefault(words, []).append(f"{row['model']} {row['batch']}")
+    return found
 
 
 def _average_lines(figure: Figure, rows: Sequence[Row]) -> list[list[str]]:

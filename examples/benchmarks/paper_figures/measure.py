@@ -63,6 +63,7 @@ def versions(device: str) -> dict[str, str]:
     found = {"python": platform.python_version(), "torch": str(torch.__version__)}
     if device == "cuda":
         found |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+        found["cudnn"] = str(torch.backends.cudnn.version())
     return found
 
 
