@@ -68,14 +68,19 @@ class ScalarSlot:
     positive: bool = True
 
     def holds(self, groups: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether it is still a number of the sign that was captured."""
-        value = self.read(groups)
+        """Whether it is still a number, not a tensor, of the sign that was captured."""
+        value = self._value(groups)
+        if isinstance(value, torch.Tensor):
+            return False
         return value > 0 if self.positive else value < 0
 
     def read(self, groups: Sequence[Mapping[str, Any]]) -> float:
         """Its present value."""
+        return float(self._value(groups))
+
+    def _value(self, groups: Sequence[Mapping[str, Any]]) -> Any:
         value = groups[self.group][self.key]
-        return float(value if self.element is None else value[self.element])
+        return value if self.element is None else value[self.element]
 
 
 @dataclass(frozen=True, slots=True)

@@ -339,7 +339,7 @@ class StepLookup:
 def _numbers_outdated(layout: optimizers.OptimizerLayout, groups: list[dict[str, Any]]) -> str | None:
     for group, constants in zip(groups, layout.constants, strict=True):
         for key, value in constants:
-            if group.get(key) != value:
+            if isinstance(group.get(key), torch.Tensor) or group.get(key) != value:
                 return f"{key} changed from {value!r}"
     for slot in layout.scalars:
         if not slot.holds(groups):

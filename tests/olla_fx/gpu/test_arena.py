@@ -62,6 +62,7 @@ def test_a_second_device_is_not_served(device):
 
 
 def test_statistics_and_snapshots_tell_of_the_buffer_and_of_what_is_outside(device):
+    gc.collect()
     before = torch.cuda.memory_allocated(device)
     arena = two_places(device)
     assert torch.cuda.memory_allocated(device) == before + 4096

@@ -180,6 +180,16 @@ def test_numbers_that_become_or_leave_zero_plan_again(make, options, change):
     replanned(twins, 2)
 
 
+def test_a_number_that_becomes_a_tensor_is_no_longer_read_as_a_number():
+    """Eager's arithmetic with a tensor as learning rate is another one, to the last bit."""
+    twins = Twins(mlp(), optim.AdamW, vectors(1)[0]).run(vectors(2))
+    twins.optimizers[1].param_groups[0]["lr"] = torch.tensor(1e-3)
+    with pytest.raises(UnsupportedOptimizerError, match="lr is a tensor"):
+        twins.step(*vectors(1)[0])
+    twins.optimizers[1].param_groups[0]["lr"] = 1e-3
+    twins.run(vectors(2))
+
+
 def replanned(twins, times):
     """Three more steps, the first of which plans again, and so is the first of a new plan."""
     twins.calls = 0
