@@ -69,9 +69,9 @@ class ScalarSlot:
 
     def holds(self, groups: Sequence[Mapping[str, Any]]) -> bool:
         """Whether it is still a number, not a tensor, of the sign that was captured."""
-        value = self._value(groups)
-        if isinstance(value, torch.Tensor):
+        if isinstance(self._value(groups), torch.Tensor):
             return False
+        value = self.read(groups)
         return value > 0 if self.positive else value < 0
 
     def read(self, groups: Sequence[Mapping[str, Any]]) -> float:
