@@ -8,18 +8,21 @@ own. A piece that cannot be captured runs as AOTAutograd has it, with one warnin
 
 from __future__ import annotations
 
+import collections
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from olla_fx import torch_compat
 from olla_fx.api import plan_options
 from olla_fx.capture import Mode, StepRequest
 from olla_fx.errors import CaptureError, StepInputError
-from olla_fx.run import PlannedModule
+from olla_fx.run import MOST_PLANS, PlannedModule
+from olla_fx.run.calls import shows_the_model
 from olla_solvers.errors import OptionError
 
 
@@ -37,30 +40,73 @@ class PlannedPiece:
             graph_module: Dynamo's.
             options: ``solver`` and ``time_limit`` of :func:`olla_fx.optimize`.
         """
-        self._graph_module = graph_module
         self._piece = DynamoPiece(graph_module)
         self._compiler = plan_options(**options)
-        self._unplanned: Callable[..., Any] | None = None
+        self._unplanned = UnplannedPiece(self._piece)
+        self._is_refused = False
         self.module: PlannedModule | None = None
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the graph."""
-        if self._unplanned is None:
-            planned = self._piece.with_numbers(inputs)
-            try:
-                if self.module is None:
-                    request = StepRequest(self._piece, planned, Mode.AUTOGRAD)
-                    self.module = PlannedModule(request, self._compiler)
-                return self.module(*planned)
-            except (CaptureError, StepInputError) as error:
-                self._unplanned = torch_compat.run_unplanned(self._graph_module, inputs)
-                self.module = None
-                warnings.warn(
-                    f"a graph of {_size(self._graph_module)} operators runs without a plan: {error}",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-        return self._unplanned(*inputs)
+        values = self._piece.with_numbers(inputs)
+        if torch_compat.is_transformed() or torch_compat.is_observed():
+            return self._piece(*values)
+        if self._is_refused or shows_the_model():
+            return self._unplanned(values)
+        try:
+            if self.module is None:
+                request = StepRequest(self._piece, values, Mode.AUTOGRAD)
+                self.module = PlannedModule(request, self._compiler)
+            return self.module(*values)
+        except (CaptureError, StepInputError) as error:
+            self._is_refused, self.module = True, None
+            warnings.warn(
+                f"a graph of {self._piece.size} operators runs without a plan: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return self._unplanned(values)
+
+
+class UnplannedPiece:
+    """A graph as AOTAutograd runs it, once for each kind of call.
+
+    What AOTAutograd makes of real inputs holds for their sizes alone, and has numbers as they were.
+    """
+
+    def __init__(self, piece: DynamoPiece) -> None:
+        """Compile nothing yet."""
+        self._piece = piece
+        self._compiled: collections.OrderedDict[Hashable, Callable[..., Any]] = collections.OrderedDict()
+
+    def __call__(self, values: tuple[Any, ...]) -> Any:
+        """Run the graph.
+
+        Args:
+            values: its inputs, with numbers as numbers.
+        """
+        key = _kinds(values)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled = self._compiled[key] = torch_compat.run_unplanned(self._piece.piece, values)
+        self._compiled.move_to_end(key)
+        while len(self._compiled) > MOST_PLANS:
+            self._compiled.popitem(last=False)
+        return compiled(*values)
+
+
+def _kinds(values: Sequence[Any]) -> Hashable:
+    """What tells calls apart: sizes, types, gradients, who shares a storage, and numbers."""
+    kinds: list[Hashable] = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
+    storages: dict[object, int] = {}
+    for index, value in enumerate(values):
+        if not isinstance(value, torch.Tensor):
+            kinds.append((type(value), repr(value)))
+            continue
+        kinds.append((type(value), value.shape, value.dtype, value.device, value.layout, value.requires_grad))
+        if value.layout is torch.strided:
+            kinds.append((value.stride(), storages.setdefault(torch_compat.storage_key(value), index)))
+    return tuple(kinds)
 
 
 class DynamoPiece(nn.Module):
@@ -74,15 +120,33 @@ class DynamoPiece(nn.Module):
         """Copy a graph, without its questions for values."""
         super().__init__()
         graph = copy.deepcopy(graph_module.graph)
-        self._numbers: set[int] = set()
-        for index, placeholder in enumerate(graph.find_nodes(op="placeholder")):
-            users = list(placeholder.users)
-            if users and all((each.op, each.target) == ("call_method", "item") for each in users):
-                self._numbers.add(index)
-                for each in users:
-                    each.replace_all_uses_with(placeholder)
-                    graph.erase_node(each)
         self.piece = fx.GraphModule(graph_module, graph)
+        self._numbers = {
+            index
+            for index, placeholder in enumerate(graph.find_nodes(op="placeholder"))
+            if _is_number(self.piece, placeholder)
+        }
+        placeholders = graph.find_nodes(op="placeholder")
+        for index in self._numbers:
+            self._take_number(placeholders[index])
+        self.piece.recompile()
+        self.size = sum(node.op.startswith("call") for node in graph.nodes)
+
+    def _take_number(self, placeholder: fx.Node) -> None:
+        """Leave out the questions for a placeholder's value, also in the checkpoints that it goes into."""
+        for user in list(placeholder.users):
+            if _asks_for_value(user):
+                user.replace_all_uses_with(placeholder)
+                user.graph.erase_node(user)
+                continue
+            name, body = _checkpointed(self.piece, user)
+            body = fx.GraphModule(body, copy.deepcopy(body.graph))
+            for inner in _inner_placeholders(body, user, placeholder):
+                for question in list(inner.users):
+                    question.replace_all_uses_with(inner)
+                    body.graph.erase_node(question)
+            body.recompile()
+            setattr(self.piece, name, body)
 
     def with_numbers(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """The inputs, with the values of those that the graph only asks for theirs."""
@@ -92,6 +156,37 @@ class DynamoPiece(nn.Module):
         """Run the graph."""
         # Not by calling it: fx would print a traceback of what is refused with an explanation.
         return self.piece.forward(*inputs)
+
+
+def _asks_for_value(node: fx.Node) -> bool:
+    return (node.op, node.target) == ("call_method", "item")
+
+
+def _is_number(piece: fx.GraphModule, placeholder: fx.Node) -> bool:
+    """Whether a graph, and the checkpoints in it, only ask for a placeholder's value."""
+    for user in placeholder.users:
+        if _asks_for_value(user):
+            continue
+        if user.target is not torch.ops.higher_order.tag_activation_checkpoint:
+            return False
+        _, body = _checkpointed(piece, user)
+        for inner in _inner_placeholders(body, user, placeholder):
+            if not inner.users or not all(map(_asks_for_value, inner.users)):
+                return False
+    return bool(placeholder.users)
+
+
+def _checkpointed(piece: fx.GraphModule, checkpoint: fx.Node) -> tuple[str, fx.GraphModule]:
+    """Name and graph of what a checkpoint runs."""
+    name = str(checkpoint.args[0].target)  # type: ignore[union-attr]
+    return name, piece.get_submodule(name)  # type: ignore[return-value]
+
+
+def _inner_placeholders(body: fx.GraphModule, checkpoint: fx.Node, passed: fx.Node) -> list[fx.Node]:
+    """Where a checkpoint's graph receives an argument."""
+    placeholders = body.graph.find_nodes(op="placeholder")
+    pairs = zip(placeholders, checkpoint.args[1:], strict=False)
+    return [placeholder for placeholder, argument in pairs if argument is passed]
 
 
 def backend(
@@ -115,7 +210,3 @@ def backend(
     if unknown:
         raise OptionError(f"the backend olla_fx has no option {unknown[0]!r}: solver and time_limit are all")
     return PlannedPiece(graph_module, options)
-
-
-def _size(graph_module: fx.GraphModule) -> int:
-    return sum(node.op.startswith("call") for node in graph_module.graph.nodes)

@@ -140,7 +140,8 @@ def explained(model: nn.Module) -> Iterator[None]:
         if averaging and model.training:
             raise CaptureError(
                 f"{averaging[0] or name} has momentum=None: its averages depend on the number of batches so "
-                "far, which a captured step would bake. Give it a number as momentum"
+                "far, which a captured step would bake. Give it a number as momentum; update_bn of "
+                "torch.optim.swa_utils works on an AveragedModel of the model, not of a planned one"
             ) from error
         raise CaptureError(
             f"{name} has control flow or shapes that depend on the values of its tensors, so no one graph "

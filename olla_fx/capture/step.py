@@ -37,6 +37,11 @@ def capture(request: StepRequest) -> CapturedStep:
         CaptureError: when the model depends on values of its data, rejects the example, has hooks or
             side effects, or its optimizer cannot be captured. Model and optimizer are untouched.
     """
+    with torch_compat.without_saved_tensor_hooks():
+        return _capture(request)
+
+
+def _capture(request: StepRequest) -> CapturedStep:
     started = time.perf_counter()
     tracing, graph_module = _trace(request, frozenset())
     if tracing.without_gradient:

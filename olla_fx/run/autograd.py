@@ -92,8 +92,8 @@ class Pass:
                     "change a clone, or after backward"
                 )
         kept = copies_of(self._kept) if again else self._kept
-        fitting = [self._fitting(index, tangent) for index, tangent in enumerate(tangents)]
         try:
+            fitting = [self._fitting(index, tangent) for index, tangent in enumerate(tangents)]
             gradients = run.run_phase(1, [*self._values, *fitting, kept], last=not again)
         except BaseException:
             self.drop()
@@ -145,6 +145,12 @@ class Pass:
             raise ValueError(f"tangent {index} was captured without a kind")
         if tangent is None:
             return spec.empty(meta_as=spec.device).zero_()
+        if torch_compat.is_batched(tangent):
+            raise BackwardError(
+                "several backwards at once (is_grads_batched=True, vectorize=True) do not go through a "
+                "planned module, whose backward is planned for one: call the model itself there, or one "
+                "after another"
+            )
         tangent = tangent.detach().resolve_conj().resolve_neg()
         if spec.fits(tangent):
             return tangent
@@ -165,6 +171,7 @@ class PlannedFunction(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
+    @torch_compat.not_compiled  # a compiled function may call backward
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         """Run backward; once differentiable, also where no tangent wants a gradient, as that of a sum.
 

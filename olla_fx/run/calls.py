@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import warnings
 from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
@@ -11,11 +12,45 @@ from typing import Any
 import torch
 from torch import nn
 
+from olla_fx import torch_compat
 from olla_fx.capture import Mode, TensorSpec
 from olla_fx.errors import StepInputError, StepModeError
 from olla_fx.torch_compat import pytree
 
 _TELLING = (int, float, complex, bool, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
+
+
+def shows_the_model() -> bool:
+    """Whether a call is to run the model itself: something follows its operators, or changes what they do.
+
+    That is a model around it that is being captured or compiled, a ``torch.func`` transform, forward-mode
+    differentiation, or the caller's hooks for what is saved for backward.
+    """
+    if torch.compiler.is_dynamo_compiling() or torch_compat.is_observed() or torch_compat.is_transformed():
+        return True
+    hooked = torch_compat.saves_tensors_through_hooks()
+    if hooked:
+        warnings.warn(
+            "a planned module is called within torch.utils.checkpoint, or under other hooks for saved "
+            "tensors: it runs without its plan, since activations in the buffer never reach them. Checkpoint "
+            "parts within the model instead, whose recomputation is planned",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+    return hooked
+
+
+def refuse_transforms() -> None:
+    """Refuse a whole training step under what it cannot obey.
+
+    Raises:
+        StepModeError: when ``torch.func`` or forward-mode differentiation is at work.
+    """
+    if torch_compat.is_transformed():
+        raise StepModeError(
+            "a whole training step updates weights, and cannot be transformed by torch.func or be "
+            "differentiated in forward mode: call the model itself there"
+        )
 
 
 def in_sequence(
@@ -38,15 +73,17 @@ def in_sequence(
             f"({next(iter(named))}=)"
         )
     try:
-        bound = inspect.signature(model.forward).bind(*inputs, **named)
+        signature = inspect.signature(model.forward)
+        bound = signature.bind(*inputs, **named)
     except TypeError as error:
         raise StepInputError(f"{type(model).__name__}.forward: {error}") from error
     given = set(bound.arguments)
     bound.apply_defaults()
-    if bound.kwargs:
+    by_name_only = [name for name in bound.kwargs if name in given or name not in signature.parameters]
+    if by_name_only:
         raise StepInputError(
-            f"{type(model).__name__} takes {next(iter(bound.kwargs))!r} by name only, which a plan "
-            "cannot: wrap the model in one that takes it in sequence"
+            f"{type(model).__name__} takes {by_name_only[0]!r} by name only, which a plan cannot: wrap the "
+            "model in one that takes it in sequence"
         )
     names = list(bound.arguments)[: len(bound.args)]
     last = max((index for index, name in enumerate(names) if name in given), default=-1)

@@ -26,7 +26,13 @@ from olla_fx.errors import StepModeError
 from olla_fx.plan import Plan
 from olla_fx.report import StepReport
 from olla_fx.run.autograd import Pass, PlannedFunction
-from olla_fx.run.calls import call_key, in_sequence, mode_of, wants_gradient
+from olla_fx.run.calls import (
+    call_key,
+    in_sequence,
+    mode_of,
+    refuse_transforms,
+    shows_the_model,
+)
 from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
 from olla_fx.run.executor import Binding, Executor, RunCounts
 from olla_fx.run.lookup import StepLookup
@@ -106,8 +112,6 @@ class PlannedModule(nn.Module):
         self._parameters = model._parameters
         self._buffers = model._buffers
         self.training = model.training
-        # Not as a child module: that would change the keys of state_dict.
-        object.__setattr__(self, "_model", model)
         # Kinds of the example, not the example: a batch is large.
         self._example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)
         self._request = replace(request, inputs=())
@@ -119,11 +123,14 @@ class PlannedModule(nn.Module):
         self._plans: collections.OrderedDict[Hashable, _Planned] = collections.OrderedDict()
         self.replans = 0
         self.stock_runs = 0
-        if request.mode is Mode.AUTOGRAD and not wants_gradient(model, request.inputs):
-            request = replace(request, mode=Mode.INFERENCE)
+        if request.mode is Mode.AUTOGRAD:
+            request = replace(request, mode=mode_of(model, request.mode, request.inputs))
         self._current = self._plan_step(
             call_key(model, self._request.mode, request.inputs, request.mode), request
         )
+        # Not as a child module: that would change the keys of state_dict. Last, since from here on
+        # attributes that the model has are set there.
+        object.__setattr__(self, "_model", model)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run one step, or in the caller's own loop one forward.
@@ -141,9 +148,14 @@ class PlannedModule(nn.Module):
             StepInputError: when the inputs cannot be used.
             StepModeError: when the model is in the other mode.
         """
-        if torch_compat.is_observed() and self._request.mode is not Mode.TRAINING:
-            # Within a model that is being captured, say: what is to be seen is the model.
+        if self._request.mode is not Mode.TRAINING and shows_the_model():
             return self._model(*inputs, **named)
+        return self._run_call(inputs, named)
+
+    @torch_compat.not_compiled
+    def _run_call(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if self._request.mode is Mode.TRAINING:
+            refuse_transforms()
         if named:
             inputs = in_sequence(self._model, self._request.mode, inputs, named)
         mode = mode_of(self._model, self._request.mode, inputs)
@@ -294,6 +306,24 @@ class PlannedModule(nn.Module):
         mode = self._current.step.captured.mode
         baseline = eager_baseline(replace(self._request, inputs=inputs, mode=mode))
         return StepReport(replace(self.plan, baseline=baseline), self.binding, self.counts)
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else the model has: its ``config``, or a method of its own, which runs in eager."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_model" not in self.__dict__:
+                raise
+            return getattr(self._model, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute where it is: on the model, if the model has it."""
+        model = self.__dict__.get("_model")
+        own = model is None or name in self.__dict__ or hasattr(type(self), name)
+        if own or not hasattr(model, name):
+            super().__setattr__(name, value)
+        else:
+            setattr(model, name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedModule:
         """A planned module of copies of model, loss and optimizer; plans for itself."""

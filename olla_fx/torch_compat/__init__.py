@@ -6,7 +6,7 @@ needs one folder read. Tested with the releases between ``OLDEST_TESTED`` and ``
 
 from olla_fx.torch_compat.cuda_graphs import captures_current_stream, capturing
 from olla_fx.torch_compat.cuda_memory import with_allocator_history
-from olla_fx.torch_compat.dynamo import run_unplanned
+from olla_fx.torch_compat.dynamo import not_compiled, run_unplanned
 from olla_fx.torch_compat.fake import (
     DATA_DEPENDENT_ERRORS,
     assume_sign,
@@ -31,11 +31,15 @@ from olla_fx.torch_compat.state import (
     below_autograd,
     graph_is_kept,
     in_backward,
+    is_batched,
     is_observed,
+    is_transformed,
     kernel_settings,
     real_random_number,
     real_tensors,
     saved_tensor_hooks_in_traces,
+    saves_tensors_through_hooks,
+    without_saved_tensor_hooks,
 )
 from olla_fx.torch_compat.tensors import (
     UNINITIALIZED,
@@ -71,10 +75,13 @@ __all__ = [
     "has_optimizer_pre_hooks",
     "in_backward",
     "initialize_optimizer_state",
+    "is_batched",
     "is_observed",
+    "is_transformed",
     "kernel_settings",
     "module_hooks",
     "new_fake_mode",
+    "not_compiled",
     "note_optimizer_stepped",
     "optimizer_step_function",
     "pytree",
@@ -84,6 +91,7 @@ __all__ = [
     "run_optimizer_post_hooks",
     "run_unplanned",
     "saved_tensor_hooks_in_traces",
+    "saves_tensors_through_hooks",
     "seeding_replaced",
     "storage_key",
     "tensor_dictionary",
@@ -91,4 +99,5 @@ __all__ = [
     "trace_functional",
     "warn_if_newer_than_tested",
     "with_allocator_history",
+    "without_saved_tensor_hooks",
 ]

@@ -1,11 +1,20 @@
-"""The backend that runs a graph of Dynamo's without a plan of ours."""
+"""Dynamo: what it is to leave alone, and the backend that runs a graph of its own without a plan of ours."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import fx
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def not_compiled(function: _Function) -> _Function:
+    """A function that Dynamo neither compiles nor looks into; it would else compile our planning."""
+    left_alone: _Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return left_alone
 
 
 def run_unplanned(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils import _python_dispatch
 
 
@@ -33,6 +35,18 @@ def is_observed() -> bool:
     return bool(torch._C._len_torch_dispatch_stack())
 
 
+def is_transformed() -> bool:
+    """Whether ``torch.func`` (``vmap``, ``grad``) or forward-mode differentiation follows this thread."""
+    in_transform = torch._C._functorch.peek_interpreter_stack() is not None
+    return in_transform or forward_ad._current_level >= 0
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for several, as in ``torch.autograd.grad(..., is_grads_batched=True)``."""
+    own = torch._C._functorch
+    return bool(own.is_legacy_batchedtensor(tensor) or own.is_batchedtensor(tensor))
+
+
 def in_backward() -> bool:
     """Whether autograd's engine is running on this thread."""
     return bool(torch._C._current_graph_task_id() != -1)
@@ -41,6 +55,26 @@ def in_backward() -> bool:
 def graph_is_kept() -> bool:
     """Within a backward: whether the caller passed ``retain_graph=True``."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def saves_tensors_through_hooks() -> bool:
+    """Whether the caller's hooks get what operators save for backward: ``checkpoint``, ``save_on_cpu``."""
+    return torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+@contextlib.contextmanager
+def without_saved_tensor_hooks() -> Iterator[None]:
+    """Within it, the caller's saved-tensor hooks get nothing."""
+    own: Any = torch._C._autograd
+    hooks = []
+    while (hook := own._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(hook)
+        own._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            own._push_saved_tensors_default_hooks(pack, unpack)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import olla_fx
 from olla_fx import dynamo
 from olla_solvers.errors import OptionError, SolverUnavailableError
 from tests.olla_fx.helpers import SmallNet, assert_same, assert_same_models, images, mlp, sgd, vectors
@@ -170,6 +171,93 @@ def test_a_piece_that_cannot_be_captured_runs_as_it_is(capfd):
     output.sum().backward()
     assert model.body.weight.grad is not None
     assert "Traceback" not in capfd.readouterr().err
+
+
+class Unplanned(nn.Module):
+    """A checkpoint with dropout, which no plan takes, and sizes and numbers in the graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.drop = nn.Linear(6, 3), nn.Dropout(0.3)
+
+    def forward(self, x, scale):
+        hidden = checkpoint(lambda each: self.drop(self.body(each)), x, use_reentrant=False)
+        total = hidden.sum(0, keepdim=True).expand(len(x), 3) / len(x)
+        return total * scale + torch.arange(len(x)).float().mean()
+
+
+@pytest.mark.filterwarnings("ignore:a graph of .* operators runs without a plan")
+def test_a_piece_without_a_plan_has_its_sizes_and_numbers_at_every_call():
+    """What was compiled for the first batch answered later ones with its size."""
+    eager = Unplanned()
+    model = copy.deepcopy(eager)
+    compiled = torch.compile(model, backend=dynamo.backend, dynamic=True)
+    batches = [*vectors(3), *vectors(3, batch=7), *vectors(3, batch=3), *vectors(11)]
+    for index, (x, y) in enumerate(batches):
+        answers = []
+        for module in (eager, compiled):
+            torch.manual_seed(index)
+            answers.append(module(x, 1.5 + index % 2))
+            F.cross_entropy(answers[-1], y).backward()
+        assert_same(*(each.detach() for each in answers), f"answer {index}")
+    assert_same(eager.body.weight.grad, model.body.weight.grad, "gradient")
+
+
+def test_a_compiled_function_that_calls_backward():
+    """Planning within that backward is not compiled, too."""
+
+    def step(module, x, y):
+        loss = F.cross_entropy(module(x), y)
+        loss.backward()
+        return loss.detach()
+
+    eager = mlp()
+    model = copy.deepcopy(eager)
+    compiled = torch.compile(step, backend=dynamo.backend)
+    for batch in vectors(20):
+        assert_same(step(eager, *batch), compiled(model, *batch), "loss")
+    for one, other in zip(eager.parameters(), model.parameters(), strict=True):
+        assert_same(one.grad, other.grad, "gradient")
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.filterwarnings("ignore:a planned module is called within")
+def test_a_checkpoint_around_a_compiled_model(use_reentrant):
+    eager = SmallNet()
+    model = copy.deepcopy(eager)
+    compiled = torch.compile(model, backend=dynamo.backend)
+    for index, (x, y) in enumerate(images(20)):
+        for module in (eager, compiled):
+            torch.manual_seed(index)
+            inputs = x.clone().requires_grad_()
+            F.cross_entropy(checkpoint(module, inputs, use_reentrant=use_reentrant), y).backward()
+    assert_same_models(eager, model)
+    for one, other in zip(eager.parameters(), model.parameters(), strict=True):
+        assert_same(one.grad, other.grad, "gradient")
+
+
+def test_inference_mode():
+    model = SmallNet().eval()
+    compiled = Compiled(model)
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("error", RuntimeWarning)
+        for x, _ in images(3):
+            assert_same(model(x), compiled.compiled(x), "answer")
+    assert [each.module.binding for each in compiled.pieces] == ["buffer"]
+    assert all(each.module.replans == 0 and len(each.module._plans) == 1 for each in compiled.pieces)
+
+
+def test_a_planned_module_in_a_compiled_model():
+    """What is compiled is the model itself, in one graph."""
+    eager = mlp()
+    model = copy.deepcopy(eager)
+    planned = olla_fx.optimize(model, vectors(1)[0][0], solver="none")
+    compiled = torch.compile(planned, backend=dynamo.backend, fullgraph=True)
+    for x, y in vectors(3):
+        for module in (eager, compiled):
+            F.cross_entropy(module(x), y).backward()
+    for one, other in zip(eager.parameters(), model.parameters(), strict=True):
+        assert_same(one.grad, other.grad, "gradient")
 
 
 def test_bad_options():
