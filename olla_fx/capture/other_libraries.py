@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-HARMLESS_HOOKS = ("torch.nn.utils", "transformers.utils.output_capturing")
+HARMLESS_HOOKS = ("torch.nn.utils", "transformers.utils.output_capturing", "transformers.modeling_utils")
 """Modules whose hooks act within a forward alone, and so may be traced with it: ``weight_norm`` and the like,
-and what gathers hidden states for ``output_hidden_states``."""
+what gathers hidden states for ``output_hidden_states``, and what lets checkpointed layers see an input that
+wants a gradient (``activation_checkpointing_enable``)."""
 
 HARMLESS_ATTRIBUTES = frozenset({"_output_capturing_hooks_installed"})
 """Attributes that say whether such hooks were added yet, which a model's first forward does."""

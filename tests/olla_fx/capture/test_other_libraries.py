@@ -59,6 +59,14 @@ def test_hooks_that_an_earlier_forward_added_are_taken():
     train(model, pixels(), nearness)
 
 
+def test_activation_checkpointing():
+    """It hangs a hook on the embedding, so that checkpoints see an input that wants a gradient."""
+    model = transformer("gpt2", "AutoModelForCausalLM", n_layer=2, n_embd=16, n_head=2, use_cache=False)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    batches = [(torch.randint(1, 32, (2, 8)), torch.randint(32, (2, 8))) for _ in range(4)]
+    assert train(model, batches).step.plan.recomputed_operators > 20
+
+
 def test_mixtures_of_experts():
     model = transformer(
         "mixtral", "AutoModelForCausalLM", num_local_experts=2, num_experts_per_tok=1, use_cache=False
