@@ -12,7 +12,7 @@ from typing import Any
 import paper
 import pytest
 import torch
-from paper_figures import baselines, olla, others, plots, traces
+from paper_figures import baselines, measure, olla, others, plots, traces
 from paper_figures.allocation import allocation_times
 from paper_figures.figure import averages, csv_text, curves_csv, markdown
 from paper_figures.jobs import FIGURES, Job, jobs_of
@@ -403,6 +403,24 @@ def test_on_a_gpu_what_was_there_before_the_step_is_not_counted(monkeypatch: pyt
     assert (needed.live_bytes, needed.reserved_bytes, needed.fragmentation) == (200, 400, 0.25)
     assert (needed.source, needed.allocator) == ("measured on the GPU", "default")
     assert baselines.measured_on_cuda(lambda: None, 50).live_bytes == 250
+
+
+@pytest.mark.parametrize(("device", "calls_before"), [("cpu", 1), ("cuda", 2)])
+def test_no_step_is_timed_that_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, device: str, calls_before: int
+) -> None:
+    case = build_model("torch:transformer-1", batch_size=1, train=False)
+    calls: list[str] = []
+
+    def paired(eager: Callable[[], object], planned: Callable[[], object], _: bool) -> tuple[float, float]:
+        calls.append("timed")
+        return 2.0, 1.0
+
+    monkeypatch.setattr(measure, "paired", paired)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    found = measure.times(case, None, lambda *_: calls.append("settles"), device)
+    assert calls == ["settles"] * calls_before + ["timed"] * measure.PAIRS
+    assert found == {"eager_seconds": 2.0, "planned_seconds": 1.0}
 
 
 def test_a_trace_becomes_rectangles_in_eagers_order() -> None:

@@ -14,7 +14,7 @@ from torch import nn, optim
 
 import olla_fx
 from olla_fx.models import build_model
-from tests.olla_fx.helpers import SmallNet, assert_served
+from tests.olla_fx.helpers import SmallNet, assert_served, skip_without
 
 SGD = partial(optim.SGD, lr=0.1, momentum=0.9, foreach=False)
 MODELS = (
@@ -61,7 +61,7 @@ def whole_step(device, make_optimizer=SGD, **options):
 @pytest.mark.parametrize("name", MODELS)
 def test_models_are_served_but_for_the_loss(device, name):
     if not name.startswith("torch:"):
-        pytest.importorskip(name.split(":")[0])
+        skip_without(name.split(":")[0])
     size = {"torchvision:vit_b_16": 224}.get(name, 64) if name.startswith("torchvision") else None
     case = build_model(name, batch_size=2, image_size=size, tokens=8)
     batch = tuple(each.to(device) for each in case.inputs)
