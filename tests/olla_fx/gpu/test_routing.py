@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 import olla_fx
+from olla_fx.capture import Mode, StepRequest, capture
 from olla_fx.models import build_model
 from tests.olla_fx.helpers import SmallNet, assert_served, skip_without
 
@@ -370,3 +371,14 @@ def test_a_step_on_another_device_than_the_present_one_is_served(device):
     assert loss.device != device
     assert torch.cuda.current_device() == device.index
     assert (step.counts.outside, step.graphed.captures, step.graphed.fallback) == (0, 1, None)
+
+
+@pytest.mark.parametrize("mode", [Mode.INFERENCE, Mode.AUTOGRAD])
+def test_batch_norm_of_a_model_in_eval_mode_is_cudnns_own(device, mode):
+    """Its form without a ``cudnn_`` has a kernel for the CPU alone."""
+    model = SmallNet().to(device).eval()
+    with torch.backends.cudnn.flags(enabled=True):
+        captured = capture(StepRequest(model, batch_on(device)[:1], mode, None, None))
+    norms = {str(node.target) for node in captured.graph_module.graph.nodes if "norm" in str(node.target)}
+    backward = {"aten.native_batch_norm_backward.default"} if mode is Mode.AUTOGRAD else set()
+    assert norms == {"aten.cudnn_batch_norm.default"} | backward

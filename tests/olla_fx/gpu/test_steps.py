@@ -117,6 +117,13 @@ def test_inference_equals_eager(device):
     check_inference(SmallNet().to(device), [(x,) for x, _ in images(device, 6)], outputs=1)
 
 
+def test_a_frozen_batch_norm_trains_as_in_eager(device):
+    model = SmallNet().to(device)
+    model.norm.eval()
+    batches = images(device, 6)
+    Twins(model, MOMENTUM, batches[0]).run(batches)
+
+
 def test_the_callers_own_loop_equals_eager(device):
     torch.manual_seed(0)
     eager = SmallNet().to(device)
