@@ -475,6 +475,20 @@ def test_inception_resnets_stages_have_the_papers_sizes() -> None:
     assert sizes == [*blocks, (2144, 1, 1), (2144,), (2144,), (1000,)]
 
 
+def test_recurrent_layers_are_left_to_pytorchs_own_kernels() -> None:
+    """Of eager, too: what cuDNN does with them cannot be captured."""
+    model = torch.nn.LSTM(3, 4)
+    weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    torch.nn.utils.vector_to_parameters(weights, model.parameters())
+    with torch.backends.cudnn.flags(enabled=True):
+        measure.leave_recurrent_layers_to_pytorch(torch.nn.Linear(3, 4))
+        assert torch.backends.cudnn.enabled
+        measure.leave_recurrent_layers_to_pytorch(model)
+        assert not torch.backends.cudnn.enabled
+    assert len({each.untyped_storage().data_ptr() for each in model.parameters()}) == 4
+    assert torch.equal(torch.nn.utils.parameters_to_vector(model.parameters()), weights)
+
+
 def test_seq2seq_writes_a_hundred_words_when_it_does_not_train() -> None:
     case = build_model(job("seq2seq.py:seq2seq").model_name, batch_size=2, train=False, device="meta")
     assert tuple(case.model(*case.inputs).shape) == (100, 2)

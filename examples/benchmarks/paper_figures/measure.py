@@ -74,7 +74,20 @@ def _build(job: Job) -> tuple[ModelCase, torch.optim.Optimizer | None]:
     case = build_model(
         job.model_name, batch_size=job.batch, tokens=TOKENS, train=job.train, device=job.device
     )
+    leave_recurrent_layers_to_pytorch(case.model)
     return case, optimizer_by_name("sgd", case.model.parameters()) if job.train else None
+
+
+def leave_recurrent_layers_to_pytorch(model: torch.nn.Module) -> None:
+    """Switch cuDNN off in this process where a model has recurrent layers, which nobody can capture then.
+
+    It also laid their weights into one storage when the model was moved.
+    """
+    for each in model.modules():
+        if isinstance(each, torch.nn.RNNBase):
+            torch.backends.cudnn.enabled = False
+            for parameter in each.parameters():
+                parameter.data = parameter.data.clone()
 
 
 def _measure_step(job: Job) -> dict[str, Any]:

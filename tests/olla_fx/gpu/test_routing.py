@@ -14,6 +14,7 @@ from torch import nn, optim
 
 import olla_fx
 from olla_fx.capture import Mode, StepRequest, capture
+from olla_fx.errors import CaptureError
 from olla_fx.models import build_model
 from tests.olla_fx.helpers import SmallNet, assert_served, skip_without
 
@@ -382,3 +383,29 @@ def test_batch_norm_of_a_model_in_eval_mode_is_cudnns_own(device, mode):
     norms = {str(node.target) for node in captured.graph_module.graph.nodes if "norm" in str(node.target)}
     backward = {"aten.native_batch_norm_backward.default"} if mode is Mode.AUTOGRAD else set()
     assert norms == {"aten.cudnn_batch_norm.default"} | backward
+
+
+class Recurrent(nn.Module):
+    """Reads a sequence, and classifies by its last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.LSTM(8, 16, 2, batch_first=True, dropout=0.1), nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(x)[0][:, -1])
+
+
+def test_recurrent_layers_are_planned_without_cudnn_and_refused_with_it(device):
+    model = Recurrent().to(device)
+    batch = torch.zeros(4, 6, 8, device=device), torch.zeros(4, dtype=torch.long, device=device)
+    options = {"loss_fn": F.cross_entropy, "optimizer": SGD(model.parameters()), "solver": "none"}
+    step = olla_fx.optimize(model, batch, **options)
+    for calls in range(1, 5):
+        step(*batch)
+        assert_served(step, calls, 1)
+    with (
+        torch.backends.cudnn.flags(enabled=True),
+        pytest.raises(CaptureError, match=r"layers is a recurrent layer.*cudnn.flags\(enabled=False\)"),
+    ):
+        olla_fx.optimize(model, batch, **options)
