@@ -12,7 +12,7 @@ from typing import Any
 import paper
 import pytest
 import torch
-from paper_figures import baselines, olla, others, plots, traces
+from paper_figures import baselines, measure, olla, others, plots, traces
 from paper_figures.allocation import allocation_times
 from paper_figures.figure import averages, csv_text, curves_csv, markdown
 from paper_figures.jobs import FIGURES, Job, jobs_of
@@ -405,6 +405,24 @@ def test_on_a_gpu_what_was_there_before_the_step_is_not_counted(monkeypatch: pyt
     assert baselines.measured_on_cuda(lambda: None, 50).live_bytes == 250
 
 
+@pytest.mark.parametrize(("device", "calls_before"), [("cpu", 1), ("cuda", 2)])
+def test_no_step_is_timed_that_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, device: str, calls_before: int
+) -> None:
+    case = build_model("torch:transformer-1", batch_size=1, train=False)
+    calls: list[str] = []
+
+    def paired(eager: Callable[[], object], planned: Callable[[], object], _: bool) -> tuple[float, float]:
+        calls.append("timed")
+        return 2.0, 1.0
+
+    monkeypatch.setattr(measure, "paired", paired)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    found = measure.times(case, None, lambda *_: calls.append("settles"), device)
+    assert calls == ["settles"] * calls_before + ["timed"] * measure.PAIRS
+    assert found == {"eager_seconds": 2.0, "planned_seconds": 1.0}
+
+
 def test_a_trace_becomes_rectangles_in_eagers_order() -> None:
     spans = traces.spans_of(EVENTS, alignment=64)
     found = [(each.name, each.lower, each.upper, each.size_bytes) for each in spans]
@@ -455,6 +473,20 @@ def test_inception_resnets_stages_have_the_papers_sizes() -> None:
     # Figures 3 and 15 to 19 of its paper: the stem, five blocks, a reduction, ten, a reduction, five.
     blocks = [(384, 35, 35)] * 6 + [(1152, 17, 17)] * 11 + [(2144, 8, 8)] * 6
     assert sizes == [*blocks, (2144, 1, 1), (2144,), (2144,), (1000,)]
+
+
+def test_recurrent_layers_are_left_to_pytorchs_own_kernels() -> None:
+    """Of eager, too: what cuDNN does with them cannot be captured."""
+    model = torch.nn.LSTM(3, 4)
+    weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    torch.nn.utils.vector_to_parameters(weights, model.parameters())
+    with torch.backends.cudnn.flags(enabled=True):
+        measure.leave_recurrent_layers_to_pytorch(torch.nn.Linear(3, 4))
+        assert torch.backends.cudnn.enabled
+        measure.leave_recurrent_layers_to_pytorch(model)
+        assert not torch.backends.cudnn.enabled
+    assert len({each.untyped_storage().data_ptr() for each in model.parameters()}) == 4
+    assert torch.equal(torch.nn.utils.parameters_to_vector(model.parameters()), weights)
 
 
 def test_seq2seq_writes_a_hundred_words_when_it_does_not_train() -> None:

@@ -165,7 +165,7 @@ def tensor_slots(modules: Mapping[str, nn.Module]) -> list[list[TensorSlot]]:
             places = tied.setdefault(id(tensor), [])
             places.append(slot)
             if len(places) == 1:
-                _refuse_shared_storage(slot.name, tensor, storages)
+                _refuse_shared_storage(slot.name, tensor, storages, modules[slot.owner])
     return list(tied.values())
 
 
@@ -185,12 +185,20 @@ def _slots_of(modules: Mapping[str, nn.Module], role: Role) -> Iterator[tuple[Te
                 yield TensorSlot(role, name, owner, key), tensor
 
 
-def _refuse_shared_storage(name: str, tensor: torch.Tensor, storages: dict[int, str]) -> None:
+def _refuse_shared_storage(
+    name: str, tensor: torch.Tensor, storages: dict[int, str], owner: nn.Module
+) -> None:
     if tensor.is_meta or tensor.numel() == 0:
         return
     first = storages.setdefault(torch_compat.storage_key(tensor), name)
     if first != name:
+        way_out = "Tie them as one parameter, or clone one of them"
+        if isinstance(owner, nn.RNNBase):
+            way_out = (
+                "That is how cuDNN wants recurrent layers: move the model there, plan and call it within "
+                "torch.backends.cudnn.flags(enabled=False), by which PyTorch's own kernels run it"
+            )
         raise CaptureError(
             f"{first} and {name} are different tensors in one storage; a captured step cannot follow "
-            "updates through it. Tie them as one parameter, or clone one of them"
+            f"updates through it. {way_out}"
         )

@@ -159,6 +159,13 @@ def explained(model: nn.Module) -> Iterator[None]:
                 "nn.CrossMapLRN2d does, which capturing cannot follow: make tensors in their final shape; "
                 "nn.LocalResponseNorm does"
             ) from error
+        recurrent = [each for each, module in model.named_modules() if isinstance(module, nn.RNNBase)]
+        if recurrent and "data pointer" in str(error):
+            raise CaptureError(
+                f"{recurrent[0] or name} is a recurrent layer, and cuDNN looks for its weights in memory, "
+                "which capturing has not: plan and call it within torch.backends.cudnn.flags(enabled=False), "
+                "by which PyTorch's own kernels run it"
+            ) from error
         raise CaptureError(
             f"{name} (or its loss) rejects the example input{_where(error)}: {type(error).__name__}: "
             f"{_first_line(error)}. Call the model and its loss on it in eager to see why"

@@ -101,15 +101,24 @@ def _cudnn_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    """CuDNN's batch norm as an operator whose schema says that it writes the running statistics.
+    """CuDNN's batch norm; in training as an operator whose schema says that it writes the running statistics.
 
-    Its kernel chooses cuDNN just when eager does.
+    That one's kernel chooses cuDNN just when eager does. Its counterpart for inference has a kernel for the
+    CPU alone; there cuDNN's own, which writes nothing then, is differentiated as in eager.
     """
+    if not training:
+        operator: Any = torch.ops.aten.cudnn_batch_norm.default
+        key = torch._C.DispatchKey.Autograd
+        inferred: tuple[torch.Tensor, ...] = operator._op_dk(
+            key, tensor, weight, bias, running_mean, running_var, training, momentum, eps
+        )
+        return inferred
     if running_mean is None or running_var is None:
         unused = weight.new_zeros(tensor.shape[1]), weight.new_zeros(tensor.shape[1])
         running_mean, running_var = unused
-    norm: Any = torch.ops.aten._batch_norm_with_update if training else torch.ops.aten._batch_norm_no_update
-    results: tuple[torch.Tensor, ...] = norm(tensor, weight, bias, running_mean, running_var, momentum, eps)
+    results: tuple[torch.Tensor, ...] = torch.ops.aten._batch_norm_with_update(
+        tensor, weight, bias, running_mean, running_var, momentum, eps
+    )
     return results
 
 

@@ -1,10 +1,12 @@
 """Trains a model twice, planned and eager, and compares the two bit for bit."""
 
 import copy
+import importlib.util
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -72,6 +74,15 @@ def assert_served(step: PlannedModule, calls: int, outputs: int) -> None:
         assert step.counts.outputs == outputs
         assert step.counts.served > 0
         assert step.counts.outside == 0, step.outside_log
+
+
+def skip_without(package: str) -> None:
+    """Skip a test whose models come from a package that is not installed.
+
+    It is not imported: torchvision's import may fail where its models can be built.
+    """
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
 
 
 def random_states() -> list[torch.Tensor]:

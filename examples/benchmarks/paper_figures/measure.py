@@ -32,6 +32,9 @@ PAIRS = 3
 ENOUGH_SECONDS = 60.0
 """No further pair is timed after as many."""
 
+SETTLING = {"cpu": 1, "cuda": 2}
+"""Calls until a step is recorded and planned again; on a GPU libraries choose their kernels in the first."""
+
 
 def measure(job: Job) -> dict[str, Any]:
     """Take a measurement.
@@ -71,7 +74,20 @@ def _build(job: Job) -> tuple[ModelCase, torch.optim.Optimizer | None]:
     case = build_model(
         job.model_name, batch_size=job.batch, tokens=TOKENS, train=job.train, device=job.device
     )
+    leave_recurrent_layers_to_pytorch(case.model)
     return case, optimizer_by_name("sgd", case.model.parameters()) if job.train else None
+
+
+def leave_recurrent_layers_to_pytorch(model: torch.nn.Module) -> None:
+    """Switch cuDNN off in this process where a model has recurrent layers, which nobody can capture then.
+
+    It also laid their weights into one storage when the model was moved.
+    """
+    for each in model.modules():
+        if isinstance(each, torch.nn.RNNBase):
+            torch.backends.cudnn.enabled = False
+            for parameter in each.parameters():
+                parameter.data = parameter.data.clone()
 
 
 def _measure_step(job: Job) -> dict[str, Any]:
@@ -172,26 +188,34 @@ def _measure_loop(job: Job) -> dict[str, Any]:
     }
     step = _optimize(job, case, optimizer)
     if job.timed and eager.source != BaselineSource.DISPATCHED:
-        figures |= _times(case, optimizer, step)
+        figures |= times(case, optimizer, step, job.device)
     return {**figures, **_plan_figures(step.plan)}
 
 
-def _times(
-    case: ModelCase, optimizer: torch.optim.Optimizer | None, step: olla_fx.PlannedModule
+def times(
+    case: ModelCase, optimizer: torch.optim.Optimizer | None, step: Callable[..., object], device: str
 ) -> dict[str, float]:
-    """Seconds of an eager step, which has run before, and of a planned step: medians of pairs."""
+    """Seconds of an eager and a planned step: medians of pairs.
+
+    Args:
+        case: model, example and loss.
+        optimizer: for training.
+        step: the planned step, not called yet.
+        device: ``cpu`` or ``cuda``; eager has run there before.
+    """
     eager = traces.eager_step(case, optimizer)
 
     def run(once: Callable[[], object]) -> Callable[[], None]:
         def wait() -> None:
             once()
-            if torch.cuda.is_available():
+            if device == "cuda":
                 torch.cuda.synchronize()
 
         return wait
 
     runs = run(eager), run(lambda: step(*case.inputs))
-    runs[1]()  # recorded, and planned again
+    for _ in range(SETTLING[device]):
+        runs[1]()
     pairs: list[tuple[float, float]] = []
     while len(pairs) < PAIRS and sum(map(sum, pairs)) < ENOUGH_SECONDS:
         pairs.append(paired(*runs, len(pairs) % 2 == 0))

@@ -234,6 +234,14 @@ def test_two_parameters_in_one_storage():
     refused(model, r"0\.weight and 1\.weight are different tensors in one storage")
 
 
+def test_recurrent_weights_as_cudnn_lays_them():
+    model = nn.LSTM(3, 4)
+    weights = nn.utils.parameters_to_vector(model.parameters()).detach()
+    nn.utils.vector_to_parameters(weights, model.parameters())
+    with pytest.raises(CaptureError, match=r"in one storage.*cudnn\.flags\(enabled=False\)"):
+        olla_fx.optimize(model.eval(), torch.zeros(2, 5, 3))
+
+
 def test_operators_that_raise_on_bad_data():
     model = Changed(lambda self, x: self.body(x) + torch.linalg.inv(self.square).sum())
     model.square = nn.Parameter(torch.eye(3))

@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 import olla_fx
+from olla_fx.capture import Mode, StepRequest, capture
+from olla_fx.errors import CaptureError
 from olla_fx.models import build_model
-from tests.olla_fx.helpers import SmallNet, assert_served
+from tests.olla_fx.helpers import SmallNet, assert_served, skip_without
 
 SGD = partial(optim.SGD, lr=0.1, momentum=0.9, foreach=False)
 MODELS = (
@@ -61,7 +63,7 @@ def whole_step(device, make_optimizer=SGD, **options):
 @pytest.mark.parametrize("name", MODELS)
 def test_models_are_served_but_for_the_loss(device, name):
     if not name.startswith("torch:"):
-        pytest.importorskip(name.split(":")[0])
+        skip_without(name.split(":")[0])
     size = {"torchvision:vit_b_16": 224}.get(name, 64) if name.startswith("torchvision") else None
     case = build_model(name, batch_size=2, image_size=size, tokens=8)
     batch = tuple(each.to(device) for each in case.inputs)
@@ -370,3 +372,40 @@ def test_a_step_on_another_device_than_the_present_one_is_served(device):
     assert loss.device != device
     assert torch.cuda.current_device() == device.index
     assert (step.counts.outside, step.graphed.captures, step.graphed.fallback) == (0, 1, None)
+
+
+@pytest.mark.parametrize("mode", [Mode.INFERENCE, Mode.AUTOGRAD])
+def test_batch_norm_of_a_model_in_eval_mode_is_cudnns_own(device, mode):
+    """Its form without a ``cudnn_`` has a kernel for the CPU alone."""
+    model = SmallNet().to(device).eval()
+    with torch.backends.cudnn.flags(enabled=True):
+        captured = capture(StepRequest(model, batch_on(device)[:1], mode, None, None))
+    norms = {str(node.target) for node in captured.graph_module.graph.nodes if "norm" in str(node.target)}
+    backward = {"aten.native_batch_norm_backward.default"} if mode is Mode.AUTOGRAD else set()
+    assert norms == {"aten.cudnn_batch_norm.default"} | backward
+
+
+class Recurrent(nn.Module):
+    """Reads a sequence, and classifies by its last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.LSTM(8, 16, 2, batch_first=True, dropout=0.1), nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(x)[0][:, -1])
+
+
+def test_recurrent_layers_are_planned_without_cudnn_and_refused_with_it(device):
+    model = Recurrent().to(device)
+    batch = torch.zeros(4, 6, 8, device=device), torch.zeros(4, dtype=torch.long, device=device)
+    options = {"loss_fn": F.cross_entropy, "optimizer": SGD(model.parameters()), "solver": "none"}
+    step = olla_fx.optimize(model, batch, **options)
+    for calls in range(1, 5):
+        step(*batch)
+        assert_served(step, calls, 1)
+    with (
+        torch.backends.cudnn.flags(enabled=True),
+        pytest.raises(CaptureError, match=r"layers is a recurrent layer.*cudnn.flags\(enabled=False\)"),
+    ):
+        olla_fx.optimize(model, batch, **options)
