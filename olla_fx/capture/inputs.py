@@ -99,6 +99,9 @@ class StepInput:
     spec: TensorSpec | None
 
 
+_TABLE_NAMES = {Role.PARAMETER: "_parameters", Role.BUFFER: "_buffers"}
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
     """A place in a module tree that holds a tensor: ``table[key]``.
@@ -115,13 +118,15 @@ class TensorSlot:
     owner: str
     key: str
 
+    @property
+    def table_name(self) -> str:
+        """Under which name a module has the dictionary in which the tensor is kept."""
+        return _TABLE_NAMES.get(self.role, "__dict__")
+
     def table(self, module: nn.Module) -> dict[str, Any]:
         """The dictionary of ``module`` (the one at ``owner``) in which the tensor is kept."""
-        if self.role is Role.PARAMETER:
-            return module._parameters
-        if self.role is Role.BUFFER:
-            return module._buffers
-        return module.__dict__
+        table: dict[str, Any] = getattr(module, self.table_name)
+        return table
 
 
 def step_modules(model: nn.Module, loss_fn: object) -> dict[str, nn.Module]:

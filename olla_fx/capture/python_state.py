@@ -9,8 +9,11 @@ read from elsewhere (global variables of the model's code, files, the environmen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import attrgetter, is_
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -54,21 +57,28 @@ class _Watched:
         return _attribute(self.module, self.key)
 
 
+_Column = tuple[Any, ...]
+_dictionary_of = attrgetter("__dict__")
+_tables_of = tuple(map(attrgetter, _TABLES))
+
+
 @dataclass(frozen=True)
 class _Glance:
     """The same attributes sorted by where they are found, so that most calls need one cheap look at each.
 
+    In columns, since a look at hundreds of modules at every call is to be one loop in C for each question.
+
     Attributes:
-        own: module, key and value of attributes in a module's own dictionary.
-        inherited: modules, each with its class and the keys that it has of that, or not at all.
+        own: modules, keys and values of attributes in a module's own dictionary.
+        inherited: modules, their classes, and the keys that each has of its class, or not at all.
         shared: class, key and value of what classes have.
-        held: module, table, key and value of parameters, buffers and children.
+        held: modules, tables, keys and values of parameters, buffers and children.
     """
 
-    own: tuple[tuple[nn.Module, str, object], ...]
-    inherited: tuple[tuple[nn.Module, type, frozenset[str]], ...]
+    own: tuple[_Column, _Column, _Column]
+    inherited: tuple[_Column, _Column, _Column]
     shared: tuple[tuple[type, str, object], ...]
-    held: tuple[tuple[nn.Module, str, str, object], ...]
+    held: tuple[_Column, _Column, _Column, _Column]
 
     @classmethod
     def of(cls, watched: Sequence[_Watched]) -> _Glance:
@@ -85,30 +95,47 @@ class _Glance:
             else:
                 inherited.setdefault(id(each.module), (each.module, set()))[1].add(each.key)
                 shared[type(each.module), each.key] = each.value
+        of_class = [(module, type(module), frozenset(keys)) for module, keys in inherited.values()]
         return cls(
-            tuple(own),
-            tuple((module, type(module), frozenset(keys)) for module, keys in inherited.values()),
+            _columns(own, 3),
+            _columns(of_class, 3),
             tuple((kind, key, value) for (kind, key), value in shared.items()),
-            tuple(held),
+            _columns(held, 4),
         )
 
     def shows_change(self) -> bool:
         """Whether anything is another object than it was; it may still be equal."""
-        for module, key, value in self.own:
-            if module.__dict__.get(key, _ABSENT) is not value:
-                return True
-        for module, kind, keys in self.inherited:
-            if type(module) is not kind:
-                return True
-            own = module.__dict__
-            tables = own["_parameters"], own["_buffers"], own["_modules"]
-            is_apart = keys.isdisjoint
-            if not (is_apart(own) and is_apart(tables[0]) and is_apart(tables[1]) and is_apart(tables[2])):
-                return True
-        for kind, key, value in self.shared:
-            if _of_class(kind, key) is not value:
-                return True
-        return any(module.__dict__[table].get(key) is not value for module, table, key, value in self.held)
+        return (
+            self._shows_other_attributes()
+            or self._shows_new_attributes()
+            or any(_of_class(kind, key) is not value for kind, key, value in self.shared)
+        )
+
+    def _shows_other_attributes(self) -> bool:
+        modules, keys, values = self.own
+        present = map(dict.get, map(_dictionary_of, modules), keys, repeat(_ABSENT))
+        if not all(map(is_, present, values)):
+            return True
+        modules, tables, keys, values = self.held
+        return not all(map(is_, map(dict.get, map(getattr, modules, tables), keys), values))
+
+    def _shows_new_attributes(self) -> bool:
+        """Whether a module has another class, or of its own what it had of its class."""
+        modules, kinds, keys = self.inherited
+        if not all(map(is_, map(type, modules), kinds)):
+            return True
+        # A view of a dictionary looks the few keys up in it; a set would go through the whole dictionary.
+        names = map(dict.keys, map(_dictionary_of, modules))
+        return not all(map(_names_are_apart, names, keys)) or any(
+            not all(map(frozenset.isdisjoint, keys, map(table_of, modules))) for table_of in _tables_of
+        )
+
+
+_names_are_apart: Callable[[Any, Any], bool] = type({}.keys()).isdisjoint
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> Any:
+    return tuple(zip(*rows, strict=True)) if rows else ((),) * count
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from olla_fx import torch_compat
-from olla_fx.capture import CapturedStep, Role
+from olla_fx.capture import CapturedStep, Role, StepInput
 from olla_fx.errors import BackwardError
 from olla_fx.run.copies import copies_of
 from olla_fx.run.executor import Run
@@ -40,7 +40,7 @@ class Pass:
         self._run: Run | None = run
         self._values: list[Any] = list(values)
         self._kept: list[Any] = []
-        self._versions: list[tuple[torch.Tensor, int, str]] = []
+        self._versions: list[tuple[torch.Tensor, int, StepInput | None]] = []
         self.wanted = [
             index
             for index, each in enumerate(captured.inputs)
@@ -61,18 +61,16 @@ class Pass:
         read = run.read_by(1)
         inputs = zip(self._captured.inputs, self._values, strict=False)
         # Also an update in place whose result backward reads lies in the caller's memory.
-        kept_storages = {
-            torch_compat.storage_key(each) for each in self._kept if isinstance(each, torch.Tensor)
-        }
+        tensors = [each for each in self._kept if isinstance(each, torch.Tensor)]
+        kept_storages = set(torch_compat.storage_keys(tensors))
         self._versions = [
-            (each, each._version, "an output")
-            for each in answer
-            if torch_compat.storage_key(each) in kept_storages
+            (each, each._version, None) for each in answer if torch_compat.storage_key(each) in kept_storages
         ]
+        written = self._captured.written
         self._versions += [
-            (value, value._version, f"{each.role} {each.name}")
+            (value, value._version, each)
             for index, (each, value) in enumerate(inputs)
-            if index in read or torch_compat.storage_key(value) in kept_storages
+            if index in read or (index in written and torch_compat.storage_key(value) in kept_storages)
         ]
         return results
 
@@ -84,9 +82,10 @@ class Pass:
             again: whether another backward may follow (``retain_graph=True``).
         """
         run = self._running()
-        for tensor, version, name in self._versions:
+        for tensor, version, source in self._versions:
             if tensor._version != version:
                 self.drop()
+                name = "an output" if source is None else f"{source.role} {source.name}"
                 raise BackwardError(
                     f"{name} was changed in place after the forward, and backward needs it as it was: "
                     "change a clone, or after backward"
@@ -111,15 +110,16 @@ class Pass:
         Autograd may keep what it is given and add to it.
         """
         used = {index for index, tangent in enumerate(tangents) if tangent is not None}
-        seen = {torch_compat.storage_key(each) for each in tangents if each is not None}
+        seen = set(torch_compat.storage_keys([each for each in tangents if each is not None]))
         found: dict[int, torch.Tensor] = {}
-        wanted = zip(self._captured.gradients, self._captured.gradient_tangents, gradients, strict=True)
-        for index, reached_by, gradient in wanted:
-            if reached_by and not reached_by & used:
+        storages = torch_compat.storage_keys(gradients)
+        reached = self._captured.gradient_tangents
+        wanted = zip(self._captured.gradients, reached, gradients, storages, strict=True)
+        for index, reached_by, gradient, storage in wanted:
+            if reached_by and reached_by.isdisjoint(used):
                 continue  # eager makes no gradient from outputs that nobody used
-            shared = torch_compat.storage_key(gradient) in seen
-            found[index] = gradient.clone() if shared else gradient
-            seen.add(torch_compat.storage_key(gradient))
+            found[index] = gradient.clone() if storage in seen else gradient
+            seen.add(storage)
         return found
 
     def drop(self) -> None:

@@ -102,6 +102,7 @@ class Executor:
         recordings: how many runs were recorded.
         phases: the emitted graphs, one for each phase.
         calls: what runs each of them.
+        read: for each, the indices of the placeholders that it reads.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class Executor:
         marker = arena.begin_operator_function(self.dataflow.device) if in_buffer else None
         phases = emit(self.dataflow, self.problem, self.plan, self._inputs, marker)
         self.calls = tuple(prepared(phase) for phase in phases)
+        self.read = tuple(_placeholders_read(phase) for phase in phases)
         self.emit_seconds += time.perf_counter() - started
         return phases
 
@@ -272,6 +274,7 @@ class Run:
         self._executor = executor
         self._phases = phases
         self._calls = executor.calls
+        self._read = executor.read
         self._program = program
         self._lease = lease
         self._loose = loose
@@ -288,8 +291,7 @@ class Run:
 
     def read_by(self, index: int) -> frozenset[int]:
         """The indices of the placeholders that a phase reads."""
-        placeholders = self._phases[index].graph.find_nodes(op="placeholder")
-        return frozenset(position for position, node in enumerate(placeholders) if node.users)
+        return self._read[index]
 
     def run_phase(self, index: int, arguments: Sequence[Any], *, last: bool = True) -> Any:
         """Run a phase.
@@ -343,6 +345,11 @@ class Run:
         """Give the buffer back."""
         if self._lease is not None:
             self._lease.release()
+
+
+def _placeholders_read(phase: fx.GraphModule) -> frozenset[int]:
+    placeholders = phase.graph.find_nodes(op="placeholder")
+    return frozenset(position for position, node in enumerate(placeholders) if node.users)
 
 
 def _without_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:

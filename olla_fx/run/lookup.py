@@ -18,6 +18,7 @@ from olla_fx.capture import CapturedStep, Mode, Role, StepRequest, TensorSlot, T
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.inputs import WANTS_GRADIENT, modules_within
 from olla_fx.errors import StepInputError
+from olla_fx.run.glances import ModulesGlance, Place, TensorsGlance
 from olla_fx.torch_compat import pytree
 
 _StateKeys = tuple[int, int, tuple[str, ...]]
@@ -66,7 +67,8 @@ class StepLookup:
         self._optimizer = request.optimizer
         modules = request.modules()
         self._modules = tuple(modules.items())
-        self._children = [tuple(module._modules.items()) for module in modules.values()]
+        flags = [captured.module_training[name] for name in modules]
+        self._modules_glance = ModulesGlance(tuple(modules.values()), flags)
         self._loss_modules = modules_within(request.loss_fn)
         self._hooks = tuple(torch_compat.module_hooks(module) for module in modules.values())
         self._slots: list[tuple[TensorSlot, nn.Module, TensorSpec]] = []
@@ -77,6 +79,8 @@ class StepLookup:
                 self._slots.append((first, modules[first.owner], step_input.spec))
             for other in places[1:]:
                 self._aliases.append((modules[first.owner], first, modules[other.owner], other))
+        self._on_meta = any(spec.device.type == "meta" for _, _, spec in self._slots)
+        self._tensors_glance = TensorsGlance(self._places())
         holders = {slot.name: (module, slot.key) for slot, module, _ in self._slots}
         trained = () if captured.optimizer is None else captured.optimizer.parameters
         self._trained = [[holders[name] for name in names] for names in trained]
@@ -86,6 +90,13 @@ class StepLookup:
         }
         self._state = tuple(self._state_places())
         self._created: dict[str, _CreatedState] = {}
+
+    def _places(self) -> list[Place]:
+        places = [(module, slot.table_name, slot.key) for slot, module, _ in self._slots]
+        for first_module, first, module, other in self._aliases:
+            places.append((first_module, first.table_name, first.key))
+            places.append((module, other.table_name, other.key))
+        return places
 
     def _state_places(self) -> list[tuple[str, _StateKeys]]:
         if self._captured.optimizer is None:
@@ -126,22 +137,24 @@ class StepLookup:
         return self._modules_outdated() or self.tensors_outdated() or self._optimizer_outdated()
 
     def _modules_outdated(self) -> str | None:
-        reason = self._structure_outdated()
-        if reason is not None:
-            return reason
+        if self._modules_glance.shows_change() or self._loss_modules_differ():
+            reason = self._structure_outdated() or self._flags_or_hooks_outdated()
+            if reason is not None:
+                return reason
+        changed = self._captured.python_state.changed()
+        return None if changed is None else f"{changed} changed"
+
+    def _flags_or_hooks_outdated(self) -> str | None:
         for (name, module), hooks in zip(self._modules, self._hooks, strict=True):
             if module.training is not self._captured.module_training[name]:
                 return f"module {name} changed between training and eval"
             if torch_compat.module_hooks(module) != hooks:
                 return f"the hooks of module {name} changed"
-        changed = self._captured.python_state.changed()
-        return None if changed is None else f"{changed} changed"
+        return None
 
     def _structure_outdated(self) -> str | None:
         """Which module is another one, or has another place; None while all are the same."""
-        pairs = zip(self._modules, self._children, strict=True)
-        same_children = all(tuple(module._modules.items()) == children for (_, module), children in pairs)
-        if same_children and modules_within(self._request.loss_fn) == self._loss_modules:
+        if not self._modules_glance.shows_other_children() and not self._loss_modules_differ():
             return None
         modules = self._request.modules()
         if len(modules) != len(self._modules):
@@ -154,8 +167,20 @@ class StepLookup:
                 return f"module {name} was replaced"
         return None
 
+    def _loss_modules_differ(self) -> bool:
+        return modules_within(self._request.loss_fn) != self._loss_modules
+
     def tensors_outdated(self) -> str | None:
         """Why the plan no longer fits the model's tensors, whatever its flags; None while it does."""
+        hooks_count = self._captured.mode is Mode.TRAINING
+        if self._tensors_glance.shows_change() or (hooks_count and self._tensors_glance.shows_hooks()):
+            reason = self._places_outdated()
+            if reason is not None:
+                return reason
+            self._tensors_glance.remember()
+        return None
+
+    def _places_outdated(self) -> str | None:
         holders: dict[int, str] = {}
         for slot, module, spec in self._slots:
             tensor = slot.table(module).get(slot.key)
@@ -256,8 +281,8 @@ class StepLookup:
             StepInputError: when a tensor is on the meta device, or shares its storage with one that the step
                 updates.
         """
-        values: list[Any] = [slot.table(module)[slot.key] for slot, module, _ in self._slots]
-        for value, (slot, _, _) in zip(values, self._slots, strict=True):
+        values: list[Any] = self._tensors_glance.present()[: len(self._slots)]
+        for value, (slot, _, _) in zip(values, self._slots, strict=True) if self._on_meta else ():
             if value.is_meta:
                 raise StepInputError(
                     f"{slot.role} {slot.name} is on the meta device, on which nothing can run: give it "
@@ -294,6 +319,9 @@ class StepLookup:
         Raises:
             StepInputError: naming both.
         """
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        if len(set(torch_compat.storage_keys(tensors))) == len(tensors):
+            return
         storages = [
             torch_compat.storage_key(value) if isinstance(value, torch.Tensor) and value.numel() else None
             for value in values

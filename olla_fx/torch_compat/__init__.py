@@ -14,6 +14,8 @@ from olla_fx.torch_compat.fake import (
     quiet_fake_tensors,
 )
 from olla_fx.torch_compat.hooks import (
+    any_module_hooks,
+    any_tensor_hooks,
     has_optimizer_pre_hooks,
     initialize_optimizer_state,
     module_hooks,
@@ -48,6 +50,7 @@ from olla_fx.torch_compat.tensors import (
     direct_call,
     pytree,
     storage_key,
+    storage_keys,
     tensor_dictionary,
 )
 from olla_fx.torch_compat.tracing import trace_functional
@@ -64,6 +67,8 @@ __all__ = [
     "UNINITIALIZED",
     "OpOverload",
     "TorchDispatchMode",
+    "any_module_hooks",
+    "any_tensor_hooks",
     "assume_sign",
     "attribute_reads",
     "autocast_state",
@@ -94,6 +99,7 @@ __all__ = [
     "saves_tensors_through_hooks",
     "seeding_replaced",
     "storage_key",
+    "storage_keys",
     "tensor_dictionary",
     "tensor_hooks",
     "trace_functional",

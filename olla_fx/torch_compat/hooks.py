@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ _GLOBAL_HOOKS = (
 )
 
 _HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_hook_tables_of = attrgetter(*_HOOK_TABLES)
+_tensor_hooks_of = attrgetter("_backward_hooks")
+_accumulation_hooks_of = attrgetter("_post_accumulate_grad_hooks")
 
 
 def module_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
@@ -41,9 +45,19 @@ def module_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
     return [hook for table in tables for hook in table.values()]
 
 
+def any_module_hooks(modules: Iterable[torch.nn.Module]) -> bool:
+    """Whether forward or backward hooks would run for some of many modules."""
+    return any(map(any, map(_hook_tables_of, modules))) or any(_GLOBAL_HOOKS)
+
+
 def tensor_hooks(tensor: torch.Tensor) -> bool:
     """Whether gradient hooks hang on a tensor."""
     return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
+def any_tensor_hooks(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether gradient hooks hang on some of many tensors."""
+    return any(map(_tensor_hooks_of, tensors)) or any(map(_accumulation_hooks_of, tensors))
 
 
 def has_optimizer_pre_hooks(optimizer: torch.optim.Optimizer) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ pytree = _pytree
 OpOverload = torch._ops.OpOverload
 
 TorchDispatchMode = _python_dispatch.TorchDispatchMode
+
+_address_of = attrgetter("_cdata")
 
 UNINITIALIZED = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 """What lazy modules hold before their first call."""
@@ -32,6 +35,11 @@ def direct_call(operator: object) -> Callable[..., Any]:
 def storage_key(tensor: torch.Tensor) -> int:
     """A number that two live tensors share exactly if they share their storage."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def storage_keys(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """:func:`storage_key` of many tensors."""
+    return list(map(_address_of, map(torch.Tensor.untyped_storage, tensors)))
 
 
 def tensor_dictionary() -> MutableMapping[torch.Tensor, Any]:

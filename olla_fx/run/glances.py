@@ -1,0 +1,98 @@
+"""Whether a step's modules and tensors are what they were, asked at every call.
+
+A look at each of hundreds of modules and parameters costs about as much as a small model's kernels if
+Python does the looking. What was found in order once is kept here in columns, and compared with the present
+in loops in C. A glance that shows a change proves nothing: whoever asks then looks closely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import nn
+
+from olla_fx import torch_compat
+
+_children_of = attrgetter("_modules")
+_training_of = attrgetter("training")
+_kind_of = attrgetter("shape", "dtype", "device", "requires_grad")
+
+_get: Callable[[dict[str, Any], str], Any] = dict.get
+
+Place = tuple[nn.Module, str, str]
+"""A module, the name of one of its dictionaries, and a key in it."""
+
+
+class ModulesGlance:
+    """The tree, the training flags and the hooks of all modules of a step."""
+
+    def __init__(self, modules: Sequence[nn.Module], training: Sequence[bool]) -> None:
+        """Remember the tree as it is now, and the flags that are wanted."""
+        self._modules = tuple(modules)
+        self._children = self._present_children()
+        self._training = list(training)
+
+    def shows_change(self) -> bool:
+        """Whether children or training flags are others, or there is a hook."""
+        return (
+            self.shows_other_children()
+            or list(map(_training_of, self._modules)) != self._training
+            or torch_compat.any_module_hooks(self._modules)
+        )
+
+    def shows_other_children(self) -> bool:
+        """Whether a module has other children, or under other names."""
+        return self._present_children() != self._children
+
+    def _present_children(self) -> list[tuple[tuple[str, nn.Module | None], ...]]:
+        return list(map(tuple, map(dict.items, map(_children_of, self._modules))))
+
+
+class TensorsGlance:
+    """The tensors in a step's places: of which kind they are, and which are one.
+
+    Nothing is kept alive: a tensor that took the address of one that is gone is as good if it is alike.
+    """
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        """Remember where to look."""
+        self._modules = [module for module, _, _ in places]
+        self._tables = [table for _, table, _ in places]
+        self._keys = [key for _, _, key in places]
+        self._identities: list[tuple[int, type]] | None = None
+        self._kinds: list[object] = []
+
+    def remember(self) -> None:
+        """Take what is there now for what is wanted: each place holds a tensor, as a close look has shown."""
+        present = self.present()
+        self._identities, self._kinds = _identities(present), _kinds(present)
+
+    def shows_change(self) -> bool:
+        """Whether a place holds another tensor, or one of another kind, or nothing was remembered yet."""
+        present = self.present()
+        return _identities(present) != self._identities or _kinds(present) != self._kinds
+
+    def shows_hooks(self) -> bool:
+        """Whether gradient hooks hang on one of the tensors, none of which has changed."""
+        return torch_compat.any_tensor_hooks(self.present())
+
+    def present(self) -> list[Any]:
+        """What is in the places now; None where nothing is."""
+        return list(map(_get, map(getattr, self._modules, self._tables), self._keys))
+
+
+def _identities(objects: Sequence[object]) -> list[tuple[int, type]]:
+    return list(zip(map(id, objects), map(type, objects), strict=True))
+
+
+def _kinds(tensors: Sequence[torch.Tensor]) -> list[object]:
+    """Sizes, layout, type and device of tensors, and which have conjugation or negation to be carried out."""
+    return [
+        *map(_kind_of, tensors),
+        *map(torch.Tensor.stride, tensors),
+        *map(torch.Tensor.is_neg, tensors),
+        *map(torch.Tensor.is_conj, tensors),
+    ]
