@@ -48,7 +48,8 @@ class Pass:
         ]
 
     def differentiable(self) -> list[torch.Tensor]:
-        """The tensors that want a gradient."""
+        """The tensors that want a gradient, until backward has run."""
+        self._running()
         return [self._values[index] for index in self.wanted]
 
     def forward(self) -> list[torch.Tensor]:
@@ -180,10 +181,13 @@ class PlannedFunction(torch.autograd.Function):
         """
         has_tangent = ctx.running.differentiable_outputs
         wanted = [each for each, has in zip(tangents, has_tangent, strict=True) if has]
+        sources = [each for each in wanted if each is not None]
+        if torch.is_grad_enabled():  # create_graph=True
+            sources += ctx.running.differentiable()
         with torch.no_grad():
             gradients = ctx.running.backward(wanted, again=torch_compat.graph_is_kept())
-        if torch.is_grad_enabled():  # create_graph=True
-            gradients = _marked(gradients)
+        if torch.is_grad_enabled():
+            gradients = _marked(gradients, sources)
         return (None, *gradients)
 
 
@@ -191,9 +195,9 @@ class _LastGradients(torch.autograd.Function):
     """Hands gradients on that cannot be differentiated, and says so to whoever tries."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, *gradients: torch.Tensor) -> Any:
-        """Mark the gradients; the anchor makes autograd follow them."""
-        return tuple(each.detach() for each in gradients)
+    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> Any:
+        """Mark the last ``count`` tensors, gradients; autograd follows them to those before."""
+        return tuple(each.detach() for each in tensors[len(tensors) - count :])
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor | None) -> Any:
@@ -204,9 +208,13 @@ class _LastGradients(torch.autograd.Function):
         )
 
 
-def _marked(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """The gradients as tensors that autograd follows, up to the refusal."""
-    anchor = torch.empty(0, requires_grad=True)
+def _marked(
+    gradients: Sequence[torch.Tensor | None], sources: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """The gradients as tensors that autograd follows to what they depend on, up to the refusal.
+
+    To all of it: ``torch.autograd.grad`` takes what no path leads to for a constant.
+    """
     there = [each for each in gradients if each is not None]
-    marked = iter(_LastGradients.apply(anchor, *there))  # type: ignore[no-untyped-call]
+    marked = iter(_LastGradients.apply(len(there), *sources, *there))  # type: ignore[no-untyped-call]
     return [None if each is None else next(marked) for each in gradients]

@@ -323,6 +323,21 @@ def test_gradients_of_gradients_are_refused(reduce):
     loops.assert_served()
 
 
+@pytest.mark.parametrize("of", ["input", "weight", "tangent"])
+def test_gradients_of_gradients_are_refused_for_whatever_they_are_asked(of):
+    """A physics-informed loss asks for the second derivative by the inputs: it is no constant."""
+    x = vectors(1)[0][0].requires_grad_()
+    loops = Loops(mlp(), x)
+    answer = loops.planned(x)
+    tangent = torch.ones_like(answer).requires_grad_()
+    (gradient,) = torch.autograd.grad(answer, x, tangent, create_graph=True)
+    source = {"input": x, "weight": loops.model[0].weight, "tangent": tangent}[of]
+    with pytest.raises(BackwardError, match="gradients of gradients"):
+        torch.autograd.grad(gradient.sum(), source, allow_unused=True)
+    del gradient, answer
+    assert not loops.planned.is_busy
+
+
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 def test_a_backward_that_might_be_differentiated_and_is_not():
     loops = Loops(mlp(), vectors(1)[0][0])
@@ -577,6 +592,29 @@ def use_both(answer, _):
 )
 def test_outputs_in_one_storage_that_are_changed_in_place(function):
     both(function, use_both)
+
+
+class Centred(nn.Module):
+    """Hands a parameter out for its loss, which nothing else in forward reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.centres = mlp(), nn.Parameter(torch.randn(3, 3))
+
+    def forward(self, x):
+        return {"answer": self.body(x), "centres": self.centres}
+
+
+def test_an_output_that_is_a_parameter():
+    def centre_loss(outputs, target):
+        return (
+            F.cross_entropy(outputs["answer"], target)
+            + (outputs["answer"] - outputs["centres"][target]).square().mean()
+        )
+
+    loops = Loops(Centred(), vectors(1)[0][0], loss_fn=centre_loss)
+    loops.run(vectors(20))
+    loops.assert_served()
 
 
 def test_an_output_that_is_an_input():
