@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from olla_fx.capture.inputs import StepInput, TensorSlot, step_modules
+from olla_fx.capture.inputs import Role, StepInput, TensorSlot, step_modules
 from olla_fx.capture.optimizer import OptimizerLayout
 from olla_fx.capture.python_state import PythonState
 from olla_fx.capture.recipe import Recipe
@@ -149,6 +149,12 @@ class CapturedStep:
     kernel_settings: tuple[object, ...]
     seconds: float
 
+    @property
+    def tangent_strides(self) -> tuple[tuple[int, ...], ...]:
+        """Element strides of the tangents, in order."""
+        specs = [each.spec for each in self.inputs if each.role is Role.TANGENT]
+        return tuple(each.stride for each in specs if each is not None)
+
 
 @dataclass(frozen=True)
 class StepRequest:
@@ -162,6 +168,8 @@ class StepRequest:
         optimizer: the user's; not changed.
         return_outputs: whether a training step also returns the model's outputs.
         recipe: micro-batches and clipping of a training step.
+        tangent_strides: in the caller's own loop, the element strides of the tangents, in order; empty for
+            those of the outputs that they belong to.
     """
 
     model: nn.Module
@@ -171,6 +179,7 @@ class StepRequest:
     optimizer: torch.optim.Optimizer | None = None
     return_outputs: bool = False
     recipe: Recipe = field(default_factory=Recipe)
+    tangent_strides: tuple[tuple[int, ...], ...] = ()
 
     def modules(self) -> dict[str, nn.Module]:
         """All modules that the step runs, by name."""

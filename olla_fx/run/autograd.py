@@ -17,6 +17,7 @@ from olla_fx.capture import CapturedStep, Role, StepInput
 from olla_fx.errors import BackwardError
 from olla_fx.run.copies import copies_of
 from olla_fx.run.executor import Run
+from olla_fx.run.repetition import Repetition, is_spread
 
 
 class Pass:
@@ -27,18 +28,23 @@ class Pass:
         wanted: indices of the placeholders that want a gradient.
     """
 
-    def __init__(self, captured: CapturedStep, run: Run, values: Sequence[Any]) -> None:
+    def __init__(
+        self, captured: CapturedStep, run: Run, values: Sequence[Any], repetition: Repetition | None = None
+    ) -> None:
         """Prepare a pass.
 
         Args:
             captured: what runs.
             run: the run that it takes part in.
             values: of all placeholders before the tangents.
+            repetition: repeats it where a tangent has another layout than planned; None once that is known.
         """
         self._captured = captured
         self.differentiable_outputs = captured.differentiable
         self._run: Run | None = run
         self._values: list[Any] = list(values)
+        self._arguments = self._values
+        self._repetition = repetition
         self._kept: list[Any] = []
         self._versions: list[tuple[torch.Tensor, int, StepInput | None]] = []
         self.wanted = [
@@ -91,10 +97,11 @@ class Pass:
                     f"{name} was changed in place after the forward, and backward needs it as it was: "
                     "change a clone, or after backward"
                 )
-        kept = copies_of(self._kept) if again else self._kept
         try:
+            run = self._repeated(tangents, run)
+            kept = copies_of(self._kept) if again else self._kept
             fitting = [self._fitting(index, tangent) for index, tangent in enumerate(tangents)]
-            gradients = run.run_phase(1, [*self._values, *fitting, kept], last=not again)
+            gradients = run.run_phase(1, [*self._arguments, *fitting, kept], last=not again)
         except BaseException:
             self.drop()
             raise
@@ -102,6 +109,26 @@ class Pass:
             self.drop()
         by_index = self._separated(tangents, gradients)
         return [by_index.get(index) for index in self.wanted]
+
+    def _repeated(self, tangents: Sequence[torch.Tensor | None], run: Run) -> Run:
+        """The run whose backward takes tangents of these layouts: this one, or one with forward run again."""
+        repetition, self._repetition = self._repetition, None
+        if repetition is None or any(each is not None and torch_compat.is_batched(each) for each in tangents):
+            return run
+        planned = self._captured.tangent_strides
+        strides = tuple(
+            stride if tangent is None else tangent.stride()
+            for tangent, stride in zip(tangents, planned, strict=True)
+        )
+        begin = repetition.begin(planned, strides)
+        if begin is None:
+            return run
+        self._versions = [each for each in self._versions if each[2] is not None]
+        self._kept, self._run = [], None
+        run.release()
+        self._captured, run, self._arguments, self._kept = repetition.forward(begin)
+        self._run = run
+        return run
 
     def _separated(
         self, tangents: Sequence[torch.Tensor | None], gradients: Sequence[torch.Tensor]
@@ -126,7 +153,8 @@ class Pass:
     def drop(self) -> None:
         """Forget what backward would need."""
         run, self._run = self._run, None
-        self._kept, self._values, self._versions = [], [], []
+        self._kept, self._values, self._arguments, self._versions = [], [], [], []
+        self._repetition = None
         if run is not None:
             run.release()
 
@@ -145,7 +173,10 @@ class Pass:
         if spec is None:
             raise ValueError(f"tangent {index} was captured without a kind")
         if tangent is None:
-            return spec.empty(meta_as=spec.device).zero_()
+            zeros = spec.empty(meta_as=spec.device)
+            # By way of its storage: elements may share a place, which zero_ would refuse.
+            zeros.new_empty(0).set_(zeros.untyped_storage()).zero_()
+            return zeros
         if torch_compat.is_batched(tangent):
             raise BackwardError(
                 "several backwards at once (is_grads_batched=True, vectorize=True) do not go through a "
@@ -155,6 +186,12 @@ class Pass:
         tangent = tangent.detach().resolve_conj().resolve_neg()
         if spec.fits(tangent):
             return tangent
+        if is_spread((spec.stride,)):
+            raise BackwardError(
+                "a gradient comes in another memory layout than at the backward before, and forward cannot "
+                "be repeated for it, because what it has read was changed since: change a clone, or after "
+                "backward"
+            )
         return spec.empty(meta_as=tangent.device).copy_(tangent)
 
 
