@@ -8,7 +8,7 @@ in loops in C. A glance that shows a change proves nothing: whoever asks then lo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ _children_of = attrgetter("_modules")
 _training_of = attrgetter("training")
 _kind_of = attrgetter("shape", "dtype", "device", "requires_grad")
 
+_items_of = methodcaller("items")  # not dict.items, which knows no order but that of a dict itself
 _get: Callable[[dict[str, Any], str], Any] = dict.get
 
 Place = tuple[nn.Module, str, str]
@@ -34,13 +35,17 @@ class ModulesGlance:
         self._modules = tuple(modules)
         self._children = self._present_children()
         self._training = list(training)
+        hooks = [(module, torch_compat.module_hooks(module)) for module in self._modules]
+        self._hooked = [(module, its_hooks) for module, its_hooks in hooks if its_hooks]
+        self._without_hooks = [module for module, its_hooks in hooks if not its_hooks]
 
     def shows_change(self) -> bool:
-        """Whether children or training flags are others, or there is a hook."""
+        """Whether children, training flags or hooks are others."""
         return (
             self.shows_other_children()
             or list(map(_training_of, self._modules)) != self._training
-            or torch_compat.any_module_hooks(self._modules)
+            or torch_compat.any_module_hooks(self._without_hooks)
+            or any(torch_compat.module_hooks(module) != hooks for module, hooks in self._hooked)
         )
 
     def shows_other_children(self) -> bool:
@@ -48,7 +53,7 @@ class ModulesGlance:
         return self._present_children() != self._children
 
     def _present_children(self) -> list[tuple[tuple[str, nn.Module | None], ...]]:
-        return list(map(tuple, map(dict.items, map(_children_of, self._modules))))
+        return list(map(tuple, map(_items_of, map(_children_of, self._modules))))
 
 
 class TensorsGlance:
