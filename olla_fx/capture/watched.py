@@ -106,7 +106,7 @@ class AttributesGlance:
         self._remember_classes()
 
     def _remember_absent(self) -> None:
-        """For each module its class, and the names that neither its own dictionary nor a table has."""
+        """For each module its class, the names that are not in its dictionary, and those that are nowhere."""
         names: dict[int, tuple[nn.Module, set[str], set[str]]] = {}
         for each in (*self._watched, *self._placed):
             where, _ = find(each.module, each.key)
@@ -115,11 +115,10 @@ class AttributesGlance:
                 not_own.add(each.key)
             if not where:
                 nowhere.add(each.key)
-        rows = [
-            (module, type(module), frozenset(not_own), frozenset(nowhere))
-            for module, not_own, nowhere in names.values()
-        ]
-        self._absent = _columns(rows, 4)
+        not_own_rows = [(module, type(module), frozenset(not_own)) for module, not_own, _ in names.values()]
+        nowhere_rows = [(module, frozenset(nowhere)) for module, _, nowhere in names.values() if nowhere]
+        self._not_own = _columns(not_own_rows, 3)
+        self._nowhere = _columns(nowhere_rows, 2)
 
     def _remember_classes(self) -> None:
         """For each class what its dictionary has, and the names that it has not."""
@@ -153,12 +152,15 @@ class AttributesGlance:
 
     def _shows_new_attributes(self) -> bool:
         """Whether a module has another class, or of its own what it had elsewhere or not at all."""
-        modules, kinds, not_own, nowhere = self._absent
+        modules, kinds, not_own = self._not_own
         if not all(map(is_, map(type, modules), kinds)):
             return True
         # A view of a dictionary looks the few keys up in it; a set would go through the whole dictionary.
         names = map(dict.keys, map(_dictionary_of, modules))
-        return not all(map(_names_are_apart, names, not_own)) or any(
+        if not all(map(_names_are_apart, names, not_own)):
+            return True
+        modules, nowhere = self._nowhere
+        return any(
             not all(map(frozenset.isdisjoint, nowhere, map(table_of, modules))) for table_of in _tables_of
         )
 
