@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -149,11 +150,20 @@ class CapturedStep:
     kernel_settings: tuple[object, ...]
     seconds: float
 
-    @property
+    @functools.cached_property
     def tangent_strides(self) -> tuple[tuple[int, ...], ...]:
         """Element strides of the tangents, in order."""
         specs = [each.spec for each in self.inputs if each.role is Role.TANGENT]
         return tuple(each.stride for each in specs if each is not None)
+
+    @functools.cached_property
+    def wanted(self) -> tuple[int, ...]:
+        """Indices of the placeholders that want a gradient, tangents aside."""
+        return tuple(
+            index
+            for index, each in enumerate(self.inputs)
+            if each.role is not Role.TANGENT and each.spec is not None and each.spec.requires_grad
+        )
 
 
 @dataclass(frozen=True)
