@@ -145,7 +145,7 @@ def explained(model: nn.Module) -> Iterator[None]:
             ) from error
         raise CaptureError(
             f"{name} has control flow or shapes that depend on the values of its tensors, so no one graph "
-            f"describes its step{_where(error)}: {_first_line(error)}. {_way_out(model, _where(error))}"
+            f"describes its step{_where(error)}: {_first_line(error)}. {_way_out(model, error)}"
         ) from error
     except Exception as error:
         if isinstance(error, AssertionError) and "functional graph" in str(error):
@@ -172,8 +172,14 @@ def explained(model: nn.Module) -> Iterator[None]:
         ) from error
 
 
-def _way_out(model: nn.Module, where: str) -> str:
-    """What to do about control flow that depends on data, in the line that ``where`` shows."""
+def _way_out(model: nn.Module, error: Exception) -> str:
+    """What to do about control flow that depends on data."""
+    if any(frame.name == "_detect_is_causal_mask" for frame in traceback.extract_tb(error.__traceback__)):
+        return (
+            "nn.TransformerEncoder and nn.TransformerDecoder look whether a mask is causal unless they are "
+            "told: pass is_causal (of a decoder tgt_is_causal and memory_is_causal) as True or False"
+        )
+    where = _where(error)
     of_transformers = any(type(module).__module__.startswith("transformers.") for module in model.modules())
     if of_transformers and ("mask" in where or "position" in where):
         return (

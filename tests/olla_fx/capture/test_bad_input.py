@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import olla_fx
 from olla_fx import CaptureError, OllaError, StepModeError, UnsupportedOptimizerError
 from olla_solvers.errors import OptionError, SolverUnavailableError
-from tests.olla_fx.helpers import SmallNet, assert_same, mlp, sgd, vectors
+from tests.olla_fx.helpers import SmallNet, Twins, assert_same, mlp, sgd, vectors
 
 ROOT = Path(__file__).parents[3]
 
@@ -186,6 +186,27 @@ def branching(self, x):
     if x.sum() > 0:
         return self.body(x)
     return self.body(-x)
+
+
+class Causal(nn.Module):
+    """Hands its encoder a mask that is a buffer, as tutorials do."""
+
+    def __init__(self, **options):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(5))
+        self.options = options
+
+    def forward(self, x):
+        return self.encoder(x, mask=self.mask, **self.options).mean(1)
+
+
+def test_a_mask_that_a_transformer_looks_into():
+    batches = [(torch.randn(2, 5, 8), torch.randint(8, (2,))) for _ in range(3)]
+    with pytest.raises(CaptureError, match=r"pass is_causal .* as True or False"):
+        Twins(Causal(), sgd, batches[0])
+    Twins(Causal(is_causal=True), sgd, batches[0]).run(batches)
 
 
 def test_the_line_that_depends_on_data_is_named():
