@@ -135,6 +135,9 @@ def test_given_offsets_that_contradict_the_capacity_are_a_proof() -> None:
     high = Span("a", 0, 2, 4, 1, 8)
     assert search((high,), 11).status is SearchStatus.INFEASIBLE
     assert search((high,), 12).status is SearchStatus.FOUND
+    nothing = Span("a", 0, 2, 0, 1, 8)
+    assert search((nothing, Span("b", 0, 2, 4)), 7).status is SearchStatus.INFEASIBLE
+    assert search((nothing, Span("b", 0, 2, 4)), 8).status is SearchStatus.FOUND
     below = (Span("a", 0, 2, 4, 1, 2), Span("b", 1, 3, 3))
     assert search(below, 8).status is SearchStatus.INFEASIBLE
     assert search(below, 9).offsets == (2, 6)
