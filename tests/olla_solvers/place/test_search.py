@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -120,6 +123,33 @@ def test_the_same_arguments_give_the_same_placement() -> None:
     first = search(items, max_live_bytes(items), node_limit=20_000)
     second = search(items, max_live_bytes(items), node_limit=20_000)
     assert dataclasses.replace(first, seconds=0) == dataclasses.replace(second, seconds=0)
+
+
+WITHOUT_FOLDER = """
+import os
+from numba import config
+from olla_solvers.place.search import driver
+driver.load_compiled()
+from olla_solvers.place.search import kernel
+assert os.path.isdir(kernel.run._cache.cache_path)
+assert not config.CACHE_DIR
+print(kernel.run._cache.cache_path)
+"""
+
+
+def test_the_search_is_compiled_where_no_folder_can_keep_it() -> None:
+    """As in a read-only container, where numba knows only the folder that it is told."""
+    told = {"NUMBA_CACHE_LOCATOR_CLASSES": "UserProvidedCacheLocator", "NUMBA_CACHE_DIR": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_FOLDER],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **told},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "set NUMBA_CACHE_DIR" in done.stderr
+    assert not Path(done.stdout.strip()).exists()
 
 
 def test_limits_end_a_search_without_a_verdict() -> None:
