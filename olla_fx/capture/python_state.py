@@ -9,11 +9,8 @@ read from elsewhere (global variables of the model's code, files, the environmen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import repeat
-from operator import attrgetter, is_
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -25,10 +22,10 @@ from olla_fx.capture.pictures import (
     Glance,
     function_values,
     is_atomic,
-    is_plain,
     picture_of,
     same,
 )
+from olla_fx.capture.watched import ABSENT, IN_CLASS, AttributesGlance, Watched, find, place
 
 MODULE_TABLES = (
     frozenset(nn.Module().__dict__)
@@ -38,104 +35,6 @@ MODULE_TABLES = (
 """Attributes by which modules and traced modules work; what they hold is looked up and compared by name."""
 
 _NOT_WATCHED = MODULE_TABLES | other_libraries.HARMLESS_ATTRIBUTES
-_ABSENT = object()
-_TABLES = ("_parameters", "_buffers", "_modules")
-
-
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    """One attribute that was read: its module, and what it was, as a picture or itself."""
-
-    label: str
-    module: nn.Module
-    key: str
-    value: object
-    glance: Glance | None = None
-
-    def present(self) -> object:
-        """What the module has under this name now."""
-        return _attribute(self.module, self.key)
-
-
-_Column = tuple[Any, ...]
-_dictionary_of = attrgetter("__dict__")
-_tables_of = tuple(map(attrgetter, _TABLES))
-
-
-@dataclass(frozen=True)
-class _Glance:
-    """The same attributes sorted by where they are found, so that most calls need one cheap look at each.
-
-    In columns, since a look at hundreds of modules at every call is to be one loop in C for each question.
-
-    Attributes:
-        own: modules, keys and values of attributes in a module's own dictionary.
-        inherited: modules, their classes, and the keys that each has of its class, or not at all.
-        shared: class, key and value of what classes have.
-        held: modules, tables, keys and values of parameters, buffers and children.
-    """
-
-    own: tuple[_Column, _Column, _Column]
-    inherited: tuple[_Column, _Column, _Column]
-    shared: tuple[tuple[type, str, object], ...]
-    held: tuple[_Column, _Column, _Column, _Column]
-
-    @classmethod
-    def of(cls, watched: Sequence[_Watched]) -> _Glance:
-        own, held = [], []
-        inherited: dict[int, tuple[nn.Module, set[str]]] = {}
-        shared: dict[tuple[type, str], object] = {}
-        for each in watched:
-            if each.key in each.module.__dict__:
-                own.append((each.module, each.key, each.value))
-                continue
-            table = next((table for table in _TABLES if each.key in each.module.__dict__[table]), None)
-            if table is not None:
-                held.append((each.module, table, each.key, each.value))
-            else:
-                inherited.setdefault(id(each.module), (each.module, set()))[1].add(each.key)
-                shared[type(each.module), each.key] = each.value
-        of_class = [(module, type(module), frozenset(keys)) for module, keys in inherited.values()]
-        return cls(
-            _columns(own, 3),
-            _columns(of_class, 3),
-            tuple((kind, key, value) for (kind, key), value in shared.items()),
-            _columns(held, 4),
-        )
-
-    def shows_change(self) -> bool:
-        """Whether anything is another object than it was; it may still be equal."""
-        return (
-            self._shows_other_attributes()
-            or self._shows_new_attributes()
-            or any(_of_class(kind, key) is not value for kind, key, value in self.shared)
-        )
-
-    def _shows_other_attributes(self) -> bool:
-        modules, keys, values = self.own
-        present = map(dict.get, map(_dictionary_of, modules), keys, repeat(_ABSENT))
-        if not all(map(is_, present, values)):
-            return True
-        modules, tables, keys, values = self.held
-        return not all(map(is_, map(dict.get, map(getattr, modules, tables), keys), values))
-
-    def _shows_new_attributes(self) -> bool:
-        """Whether a module has another class, or of its own what it had of its class."""
-        modules, kinds, keys = self.inherited
-        if not all(map(is_, map(type, modules), kinds)):
-            return True
-        # A view of a dictionary looks the few keys up in it; a set would go through the whole dictionary.
-        names = map(dict.keys, map(_dictionary_of, modules))
-        return not all(map(_names_are_apart, names, keys)) or any(
-            not all(map(frozenset.isdisjoint, keys, map(table_of, modules))) for table_of in _tables_of
-        )
-
-
-_names_are_apart: Callable[[Any, Any], bool] = type({}.keys()).isdisjoint
-
-
-def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> Any:
-    return tuple(zip(*rows, strict=True)) if rows else ((),) * count
 
 
 @dataclass(frozen=True)
@@ -144,15 +43,19 @@ class PythonState:
 
     Attributes:
         atomic: attributes whose values can only be replaced.
-        glance: the same, for a quick look.
         pictured: attributes whose values can change within, with their pictures.
+        placed: where these, and the tensors that are looked up at every call, were found.
+        kinds: the classes of all modules that were read from, by the modules' names.
+        glance: a quick look at all of it but what changes within.
         loss: what the loss function reads beside its arguments.
         loss_picture: its picture.
     """
 
-    atomic: tuple[_Watched, ...]
-    glance: _Glance
-    pictured: tuple[_Watched, ...]
+    atomic: tuple[Watched, ...]
+    pictured: tuple[Watched, ...]
+    placed: tuple[Watched, ...]
+    kinds: tuple[tuple[str, nn.Module, type], ...]
+    glance: AttributesGlance
     loss: object
     loss_picture: object
 
@@ -173,38 +76,65 @@ class PythonState:
             known: owner and attribute of the tensors that are looked up at every call.
             loss_fn: the user's.
         """
-        atomic, pictured = [], []
+        atomic, pictured, placed = [], [], []
+        kinds: dict[int, tuple[str, nn.Module, type]] = {}
         glances: dict[int, Glance | None] = {}
         for (identity, key), module in reads.items():
             foreign = identity not in originals
             if foreign and (isinstance(module, fx.GraphModule) or type(module) is nn.Module):
                 continue  # tracing's own
             name, original = originals.get(identity, (type(module).__name__, module))
-            if key.startswith("__") or key in _NOT_WATCHED or (name, key) in known:
+            if key.startswith("__") or key in _NOT_WATCHED:
                 continue
-            value = _attribute(original, key)
+            kinds.setdefault(id(original), (name or type(original).__name__, original, type(original)))
+            label = f"{name}.{key}" if name else key
+            where, value = find(original, key)
+            if (name, key) in known:
+                placed.append(Watched(label, original, key, place(original, key)))
+                continue
             if isinstance(value, torch.Tensor) and torch_compat.module_hooks(original):
                 continue  # weight_norm and spectral_norm recompute it in their hook at every call
-            label = f"{name}.{key}" if name else key
-            if value is _ABSENT or is_atomic(value):
-                atomic.append(_Watched(label, original, key, value))
-            else:
-                if id(value) not in glances:
-                    glances[id(value)] = _glance_at(value)
-                pictured.append(_Watched(label, original, key, picture_of(value), glances[id(value)]))
-        return cls(tuple(atomic), _Glance.of(atomic), tuple(pictured), loss_fn, _loss_picture(loss_fn))
+            of_class = where == IN_CLASS and not isinstance(value, CONTAINERS)
+            if value is ABSENT or of_class or is_atomic(value):
+                atomic.append(Watched(label, original, key, value))
+                continue
+            if id(value) not in glances:
+                glances[id(value)] = _glance_at(value)
+            pictured.append(Watched(label, original, key, picture_of(value), glances[id(value)]))
+            placed.append(Watched(label, original, key, place(original, key)))
+        glance = AttributesGlance(atomic, placed)
+        picture = _loss_picture(loss_fn)
+        parts = tuple(atomic), tuple(pictured), tuple(placed), tuple(kinds.values())
+        return cls(*parts, glance, loss_fn, picture)
 
     def changed(self) -> str | None:
         """The name of a value that is no longer what it was; None while all are."""
-        for each in self.atomic if self.glance.shows_change() else ():
-            present = each.present()
-            if present is not each.value and not same(each.value, present):
+        if self.glance.shows_change():
+            replaced = self._replaced()
+            if replaced is not None:
+                return replaced
+            self.glance.remember()
+        return self._changed_within()
+
+    def _replaced(self) -> str | None:
+        for name, module, kind in self.kinds:
+            if type(module) is not kind:
+                return f"the class of {name}"
+        for each in self.placed:
+            if place(each.module, each.key) != each.value:
                 return each.label
+        for each in self.atomic:
+            if not same(each.value, each.present()):
+                return each.label
+        return None
+
+    def _changed_within(self) -> str | None:
         # Many modules hold the same configuration object.
         pictures: dict[int, object] = {}
         glances: dict[Glance, bool] = {}
         for each in self.pictured:
-            present = each.present()
+            own = each.module.__dict__
+            present = own[each.key] if each.key in own else each.present()
             glance = each.glance
             if glance is not None and glance.value is present:
                 if glance not in glances:
@@ -223,23 +153,6 @@ def _glance_at(value: object) -> Glance | None:
         return Glance(value)
     except LookupError:
         return None
-
-
-def _attribute(module: nn.Module, key: str) -> object:
-    """What reading an attribute of a module gives; ``_ABSENT`` for methods and other descriptors."""
-    own = module.__dict__
-    if key in own:
-        return own[key]
-    for table in _TABLES:
-        if key in own.get(table, ()):
-            return own[table][key]
-    return _of_class(type(module), key)
-
-
-def _of_class(kind: type, key: str) -> object:
-    """What a class has under a name; ``_ABSENT`` for methods and other descriptors."""
-    shared = getattr(kind, key, _ABSENT)
-    return shared if isinstance(shared, CONTAINERS) or is_plain(shared) else _ABSENT
 
 
 def _loss_picture(loss_fn: object) -> object:

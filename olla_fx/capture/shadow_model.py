@@ -42,9 +42,10 @@ class ShadowModel:
             slots: their tensors, from :func:`~olla_fx.capture.inputs.tensor_slots`.
 
         Raises:
-            CaptureError: when hooks hang on it or it cannot be copied.
+            CaptureError: when hooks hang on it, TorchScript has compiled a part of it, or it cannot be copied.
         """
         originals = request.modules()
+        _refuse_scripts(originals)
         _refuse_hooks(originals, gradients_are_made=request.mode is not Mode.TRAINING)
         kept = [slot.table(originals[slot.owner])[slot.key] for places in slots for slot in places]
         for value in (request.loss_fn, *(module.__dict__ for module in originals.values())):
@@ -149,3 +150,13 @@ def _refuse_hooks(modules: Mapping[str, nn.Module], *, gradients_are_made: bool)
                     f"parameter {f'{name}.{key}'.lstrip('.')!r} has gradient hooks: a captured step makes no "
                     ".grad for them to see. Remove them"
                 )
+
+
+def _refuse_scripts(originals: Mapping[str, nn.Module]) -> None:
+    """TorchScript keeps a module's tensors in C++, where no others can be put in their places."""
+    for name, module in originals.items():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"module {name or type(module).__name__!r} was compiled by TorchScript, whose parameters cannot "
+                "be followed: use the Python module that torch.jit.script or torch.jit.trace was given"
+            )

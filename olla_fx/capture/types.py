@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from olla_fx.capture.inputs import StepInput, TensorSlot, step_modules
+from olla_fx.capture.inputs import Role, StepInput, TensorSlot, step_modules
 from olla_fx.capture.optimizer import OptimizerLayout
 from olla_fx.capture.python_state import PythonState
 from olla_fx.capture.recipe import Recipe
@@ -148,6 +149,15 @@ class CapturedStep:
     autocast: tuple[bool, torch.dtype, bool]
     kernel_settings: tuple[object, ...]
     seconds: float
+
+    @functools.cached_property
+    def wanted(self) -> tuple[int, ...]:
+        """Indices of the placeholders that want a gradient, tangents aside."""
+        return tuple(
+            index
+            for index, each in enumerate(self.inputs)
+            if each.role is not Role.TANGENT and each.spec is not None and each.spec.requires_grad
+        )
 
 
 @dataclass(frozen=True)

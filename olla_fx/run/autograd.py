@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from olla_fx import torch_compat
-from olla_fx.capture import CapturedStep, Role, StepInput
+from olla_fx.capture import CapturedStep, StepInput
 from olla_fx.errors import BackwardError
 from olla_fx.run.copies import copies_of
 from olla_fx.run.executor import Run
@@ -41,11 +41,7 @@ class Pass:
         self._values: list[Any] = list(values)
         self._kept: list[Any] = []
         self._versions: list[tuple[torch.Tensor, int, StepInput | None]] = []
-        self.wanted = [
-            index
-            for index, each in enumerate(captured.inputs)
-            if each.role is not Role.TANGENT and each.spec is not None and each.spec.requires_grad
-        ]
+        self.wanted = captured.wanted
 
     def differentiable(self) -> list[torch.Tensor]:
         """The tensors that want a gradient."""
@@ -58,19 +54,22 @@ class Pass:
         answer, kept = run.run_phase(0, [*self._values, *tangents], last=False)
         self._kept = list(kept)
         results = [each.detach() for each in answer]
-        read = run.read_by(1)
-        inputs = zip(self._captured.inputs, self._values, strict=False)
         # Also an update in place whose result backward reads lies in the caller's memory.
         tensors = [each for each in self._kept if isinstance(each, torch.Tensor)]
         kept_storages = set(torch_compat.storage_keys(tensors))
         self._versions = [
             (each, each._version, None) for each in answer if torch_compat.storage_key(each) in kept_storages
         ]
-        written = self._captured.written
+        written = tuple(self._captured.written)
+        storages = torch_compat.storage_keys([self._values[index] for index in written])
+        read = run.read_by(1).union(
+            index for index, storage in zip(written, storages, strict=True) if storage in kept_storages
+        )
+        inputs, values = self._captured.inputs, self._values
         self._versions += [
-            (value, value._version, each)
-            for index, (each, value) in enumerate(inputs)
-            if index in read or (index in written and torch_compat.storage_key(value) in kept_storages)
+            (values[index], values[index]._version, inputs[index])
+            for index in sorted(read)
+            if index < len(values)
         ]
         return results
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 import inspect
+import itertools
 import warnings
 from collections.abc import Hashable
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from olla_fx.errors import StepInputError, StepModeError
 from olla_fx.torch_compat import pytree
 
 _TELLING = (int, float, complex, bool, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
+_training_of = attrgetter("training")
 
 
 def shows_the_model() -> bool:
@@ -104,11 +107,17 @@ def mode_of(model: nn.Module, planned: Mode, inputs: tuple[Any, ...]) -> Mode:
 
 def wants_gradient(model: nn.Module, inputs: tuple[Any, ...]) -> bool:
     """Whether anything that a forward reads wants a gradient."""
-    if any(each.requires_grad for each in model.parameters()):
+    first = next(model.parameters(), None)
+    if first is not None and first.requires_grad:
         return True
-    others = [*pytree.tree_leaves(inputs)]
-    for module in model.modules():
-        others += [*module._buffers.values(), *vars(module).values()]
+    modules = _modules_of(model)
+    others = pytree.tree_leaves(inputs)
+    for each in modules:
+        others += (*each._parameters.values(), *each._buffers.values())
+    attributes = list(itertools.chain.from_iterable(map(dict.values, map(vars, modules))))
+    # Of the thousands of attributes of some hundred modules hardly one is a tensor.
+    if any(issubclass(kind, torch.Tensor) for kind in set(map(type, attributes))):
+        others += attributes
     return any(isinstance(each, torch.Tensor) and each.requires_grad for each in others)
 
 
@@ -141,22 +150,21 @@ def call_key(model: nn.Module, planned: Mode, inputs: tuple[Any, ...], mode: Mod
                 "list or dict, so calls with it cannot be told apart: pass its parts"
             )
     # A whole step that is called in the other mode is refused; elsewhere a change is a plan of its own.
-    flags = planned is not Mode.TRAINING and _training_flags(model)
+    flags = planned is not Mode.TRAINING and tuple(map(_training_of, _modules_of(model)))
     return mode, spec, tuple(kinds), flags
 
 
-def _training_flags(model: nn.Module) -> tuple[bool, ...]:
-    """Of the model and all modules within it; ``modules()`` takes some ten times as long."""
-    flags = []
-    seen = set()
+def _modules_of(model: nn.Module) -> list[nn.Module]:
+    """The model and all modules within it, in some order; ``modules()`` takes some ten times as long."""
+    seen = {model: None}
     pending = [model]
     while pending:
-        module = pending.pop()
-        if module not in seen:
-            seen.add(module)
-            flags.append(module.training)
-            pending.extend(each for each in module._modules.values() if each is not None)
-    return tuple(flags)
+        for module in pending.pop()._modules.values():
+            if module is not None and module not in seen:
+                seen[module] = None
+                if module._modules:
+                    pending.append(module)
+    return list(seen)
 
 
 def _check_training_flag(model: nn.Module, mode: Mode) -> None:

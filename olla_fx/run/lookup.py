@@ -165,7 +165,7 @@ class StepLookup:
                 return f"module {planned_name} became {name}"
             if module is not planned:
                 return f"module {name} was replaced"
-        return None
+        return "the model or its loss has one of its modules in another place"
 
     def _loss_modules_differ(self) -> bool:
         return modules_within(self._request.loss_fn) != self._loss_modules
@@ -189,7 +189,8 @@ class StepLookup:
                 return f"{first_holder} and {slot.name} were tied"
             if tensor is None or not spec.fits(tensor):
                 return f"{slot.name} changed its shape, layout, dtype or device"
-            if slot.role is Role.PARAMETER and tensor.requires_grad is not spec.requires_grad:
+            gradient_counts = slot.role is Role.PARAMETER or self._captured.mode is not Mode.INFERENCE
+            if gradient_counts and tensor.requires_grad is not spec.requires_grad:
                 return f"{slot.name} was frozen or unfrozen"
             hooks_count = self._captured.mode is Mode.TRAINING and slot.role is Role.PARAMETER
             if hooks_count and torch_compat.tensor_hooks(tensor):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -45,9 +45,9 @@ def module_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
     return [hook for table in tables for hook in table.values()]
 
 
-def any_module_hooks(modules: Iterable[torch.nn.Module]) -> bool:
+def any_module_hooks(modules: Sequence[torch.nn.Module]) -> bool:
     """Whether forward or backward hooks would run for some of many modules."""
-    return any(map(any, map(_hook_tables_of, modules))) or any(_GLOBAL_HOOKS)
+    return any(map(any, map(_hook_tables_of, modules))) or (bool(modules) and any(_GLOBAL_HOOKS))
 
 
 def tensor_hooks(tensor: torch.Tensor) -> bool:

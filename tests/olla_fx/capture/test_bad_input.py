@@ -201,6 +201,11 @@ def test_module_hooks(register):
     refused_with_hooks(model, "module '0' has the hook")
 
 
+def test_torchscript():
+    model = nn.Sequential(nn.Linear(4, 4), torch.jit.trace(nn.Linear(4, 4), torch.randn(2, 4)))
+    refused_with_hooks(model, "module '1' was compiled by TorchScript")
+
+
 def test_gradient_hooks():
     model = mlp()
     model[0].weight.register_hook(lambda gradient: gradient)

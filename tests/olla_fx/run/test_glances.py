@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 
 import pytest
@@ -119,3 +120,35 @@ def test_no_tensor_is_kept_alive() -> None:
     weakref.finalize(model[0].weight, gone.append, True)
     model[0].weight = nn.Parameter(torch.zeros(3, 3))
     assert gone
+
+
+def test_hooks_that_were_there_show_nothing() -> None:
+    model = _model()
+    handle = model[0].register_forward_hook(lambda *_: None)
+    glance = _modules_glance(model)
+    assert not glance.shows_change()
+    other = model[1].register_forward_hook(lambda *_: None)
+    assert glance.shows_change()
+    other.remove()
+    assert not glance.shows_change()
+    handle.remove()
+    assert glance.shows_change()
+
+
+def test_hooks_of_all_modules_show() -> None:
+    model = _model()
+    glance = _modules_glance(model)
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert glance.shows_change()
+    finally:
+        handle.remove()
+    assert not glance.shows_change()
+
+
+def test_another_order_of_children_shows() -> None:
+    model = _model()
+    model._modules = OrderedDict(model._modules)
+    glance = _modules_glance(model)
+    model._modules.move_to_end("0")
+    assert glance.shows_other_children()
