@@ -45,6 +45,9 @@ class AsEager(KnownValues):  # type: ignore[no-untyped-call]
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Trace one operator."""
         self.draws.note(operator)
+        if operator is aten.bernoulli_.float and not args[0].is_contiguous():
+            self.draws.draw(operator, (_in_order_of_memory(args[0]), *args[1:]), kwargs)
+            return args[0]
         if torch.Tag.nondeterministic_seeded in operator.tags:
             return self.draws.draw(operator, args, kwargs)
         stand_in = _STAND_INS.get(operator)
@@ -58,6 +61,16 @@ class AsEager(KnownValues):  # type: ignore[no-untyped-call]
         if result.shape != target.shape or result.dtype != target.dtype:
             return operator(*args, **kwargs)
         return target.copy_(result)
+
+
+def _in_order_of_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's dimensions from the outermost in memory to the innermost.
+
+    In-place draws go through memory in its order. Of their functional forms ``bernoulli`` alone does not: its
+    result is contiguous, whatever its argument is.
+    """
+    strides = tensor.stride()
+    return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
 
 
 def _lstm_layer(*arguments: Any) -> Any:

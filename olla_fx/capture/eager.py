@@ -125,7 +125,11 @@ class FakeStep:
         """Run forward and backward only."""
         with self.fake_mode, KnownValues(), torch.enable_grad():
             if self.request.mode is Mode.AUTOGRAD:
-                sums = [output.sum() for output in self.forward() if output.requires_grad]
+                outputs = self.forward()
+                # Autograd follows what is handed out of the model's own tensors without the plan.
+                pairs = zip(outputs, self.aliases(outputs), strict=True)
+                sums = [output.sum() for output, alias in pairs if alias is None and output.requires_grad]
+                del outputs, pairs
                 total = torch.stack([each.real.double() for each in sums]).sum()
                 total.backward()  # type: ignore[no-untyped-call]
                 return total.detach()

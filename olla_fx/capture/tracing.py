@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -172,8 +172,9 @@ class Tracing:
                 "parameter or input with a gradient: call it under torch.no_grad(), or let it return its "
                 "tensors in tuples, lists, dicts or classes registered with torch.utils._pytree"
             )
-        for index, output in enumerate(made):
-            self._add(Role.TANGENT, str(index), TensorSpec.of(output.detach()))
+        strides = self.request.tangent_strides or tuple(each.stride() for each in made)
+        for index, (output, stride) in enumerate(zip(made, strides, strict=True)):
+            self._add(Role.TANGENT, str(index), replace(TensorSpec.of(output.detach()), stride=stride))
 
     def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """The whole step as a function of its tensors; returns flat copies of its results."""

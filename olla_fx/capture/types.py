@@ -151,6 +151,12 @@ class CapturedStep:
     seconds: float
 
     @functools.cached_property
+    def tangent_strides(self) -> tuple[tuple[int, ...], ...]:
+        """Element strides of the tangents, in order."""
+        specs = [each.spec for each in self.inputs if each.role is Role.TANGENT]
+        return tuple(each.stride for each in specs if each is not None)
+
+    @functools.cached_property
     def wanted(self) -> tuple[int, ...]:
         """Indices of the placeholders that want a gradient, tangents aside."""
         return tuple(
@@ -172,6 +178,8 @@ class StepRequest:
         optimizer: the user's; not changed.
         return_outputs: whether a training step also returns the model's outputs.
         recipe: micro-batches and clipping of a training step.
+        tangent_strides: in the caller's own loop, the element strides of the tangents, in order; empty for
+            those of the outputs that they belong to.
     """
 
     model: nn.Module
@@ -181,6 +189,7 @@ class StepRequest:
     optimizer: torch.optim.Optimizer | None = None
     return_outputs: bool = False
     recipe: Recipe = field(default_factory=Recipe)
+    tangent_strides: tuple[tuple[int, ...], ...] = ()
 
     def modules(self) -> dict[str, nn.Module]:
         """All modules that the step runs, by name."""

@@ -119,7 +119,8 @@ def _restore_copy(copy: fx.Node, regions: Regions) -> int:
     target, value = copy.args[0], copy.args[1]
     if not isinstance(target, fx.Node) or not isinstance(value, fx.Node) or not regions.of(target):
         return 0
-    if all(user.target in _COPIES and user.args[1] is copy for user in copy.users):
+    same = _same_kind(copy, value)
+    if same and all(user.target in _COPIES and user.args[1] is copy for user in copy.users):
         copy.replace_all_uses_with(value)
         copy.graph.erase_node(copy)
         return 0
@@ -138,6 +139,12 @@ def _restore_copy(copy: fx.Node, regions: Regions) -> int:
         _copy_into_new_tensor(copy, regions)
     copy.target = aten.copy_.default
     return 0
+
+
+def _same_kind(copy: fx.Node, value: fx.Node) -> bool:
+    """Whether a copy neither broadcasts nor converts what it copies."""
+    made, given = copy.meta["val"], value.meta["val"]
+    return bool(made.shape == given.shape and made.dtype == given.dtype)
 
 
 def _is_value_of_target(copy: fx.Node, target: fx.Node, value: fx.Node) -> bool:

@@ -17,6 +17,7 @@ from olla_fx.capture import CapturedStep, StepInput
 from olla_fx.errors import BackwardError
 from olla_fx.run.copies import copies_of
 from olla_fx.run.executor import Run
+from olla_fx.run.repetition import Repetition, is_spread
 
 
 class Pass:
@@ -27,24 +28,30 @@ class Pass:
         wanted: indices of the placeholders that want a gradient.
     """
 
-    def __init__(self, captured: CapturedStep, run: Run, values: Sequence[Any]) -> None:
+    def __init__(
+        self, captured: CapturedStep, run: Run, values: Sequence[Any], repetition: Repetition | None = None
+    ) -> None:
         """Prepare a pass.
 
         Args:
             captured: what runs.
             run: the run that it takes part in.
             values: of all placeholders before the tangents.
+            repetition: repeats it where a tangent has another layout than planned; None once that is known.
         """
         self._captured = captured
         self.differentiable_outputs = captured.differentiable
         self._run: Run | None = run
         self._values: list[Any] = list(values)
+        self._arguments = self._values
+        self._repetition = repetition
         self._kept: list[Any] = []
         self._versions: list[tuple[torch.Tensor, int, StepInput | None]] = []
         self.wanted = captured.wanted
 
     def differentiable(self) -> list[torch.Tensor]:
-        """The tensors that want a gradient."""
+        """The tensors that want a gradient, until backward has run."""
+        self._running()
         return [self._values[index] for index in self.wanted]
 
     def forward(self) -> list[torch.Tensor]:
@@ -89,10 +96,11 @@ class Pass:
                     f"{name} was changed in place after the forward, and backward needs it as it was: "
                     "change a clone, or after backward"
                 )
-        kept = copies_of(self._kept) if again else self._kept
         try:
+            run = self._repeated(tangents, run)
+            kept = copies_of(self._kept) if again else self._kept
             fitting = [self._fitting(index, tangent) for index, tangent in enumerate(tangents)]
-            gradients = run.run_phase(1, [*self._values, *fitting, kept], last=not again)
+            gradients = run.run_phase(1, [*self._arguments, *fitting, kept], last=not again)
         except BaseException:
             self.drop()
             raise
@@ -100,6 +108,26 @@ class Pass:
             self.drop()
         by_index = self._separated(tangents, gradients)
         return [by_index.get(index) for index in self.wanted]
+
+    def _repeated(self, tangents: Sequence[torch.Tensor | None], run: Run) -> Run:
+        """The run whose backward takes tangents of these layouts: this one, or one with forward run again."""
+        repetition, self._repetition = self._repetition, None
+        if repetition is None or any(each is not None and torch_compat.is_batched(each) for each in tangents):
+            return run
+        planned = self._captured.tangent_strides
+        strides = tuple(
+            stride if tangent is None else tangent.stride()
+            for tangent, stride in zip(tangents, planned, strict=True)
+        )
+        begin = repetition.begin(planned, strides)
+        if begin is None:
+            return run
+        self._versions = [each for each in self._versions if each[2] is not None]
+        self._kept, self._run = [], None
+        run.release()
+        self._captured, run, self._arguments, self._kept = repetition.forward(begin)
+        self._run = run
+        return run
 
     def _separated(
         self, tangents: Sequence[torch.Tensor | None], gradients: Sequence[torch.Tensor]
@@ -124,7 +152,8 @@ class Pass:
     def drop(self) -> None:
         """Forget what backward would need."""
         run, self._run = self._run, None
-        self._kept, self._values, self._versions = [], [], []
+        self._kept, self._values, self._arguments, self._versions = [], [], [], []
+        self._repetition = None
         if run is not None:
             run.release()
 
@@ -143,7 +172,10 @@ class Pass:
         if spec is None:
             raise ValueError(f"tangent {index} was captured without a kind")
         if tangent is None:
-            return spec.empty(meta_as=spec.device).zero_()
+            zeros = spec.empty(meta_as=spec.device)
+            # By way of its storage: elements may share a place, which zero_ would refuse.
+            zeros.new_empty(0).set_(zeros.untyped_storage()).zero_()
+            return zeros
         if torch_compat.is_batched(tangent):
             raise BackwardError(
                 "several backwards at once (is_grads_batched=True, vectorize=True) do not go through a "
@@ -153,6 +185,12 @@ class Pass:
         tangent = tangent.detach().resolve_conj().resolve_neg()
         if spec.fits(tangent):
             return tangent
+        if is_spread((spec.stride,)):
+            raise BackwardError(
+                "a gradient comes in another memory layout than at the backward before, and forward cannot "
+                "be repeated for it, because what it has read was changed since: change a clone, or after "
+                "backward"
+            )
         return spec.empty(meta_as=tangent.device).copy_(tangent)
 
 
@@ -179,10 +217,13 @@ class PlannedFunction(torch.autograd.Function):
         """
         has_tangent = ctx.running.differentiable_outputs
         wanted = [each for each, has in zip(tangents, has_tangent, strict=True) if has]
+        sources = [each for each in wanted if each is not None]
+        if torch.is_grad_enabled():  # create_graph=True
+            sources += ctx.running.differentiable()
         with torch.no_grad():
             gradients = ctx.running.backward(wanted, again=torch_compat.graph_is_kept())
-        if torch.is_grad_enabled():  # create_graph=True
-            gradients = _marked(gradients)
+        if torch.is_grad_enabled():
+            gradients = _marked(gradients, sources)
         return (None, *gradients)
 
 
@@ -190,9 +231,9 @@ class _LastGradients(torch.autograd.Function):
     """Hands gradients on that cannot be differentiated, and says so to whoever tries."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, *gradients: torch.Tensor) -> Any:
-        """Mark the gradients; the anchor makes autograd follow them."""
-        return tuple(each.detach() for each in gradients)
+    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> Any:
+        """Mark the last ``count`` tensors, gradients; autograd follows them to those before."""
+        return tuple(each.detach() for each in tensors[len(tensors) - count :])
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor | None) -> Any:
@@ -203,9 +244,13 @@ class _LastGradients(torch.autograd.Function):
         )
 
 
-def _marked(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """The gradients as tensors that autograd follows, up to the refusal."""
-    anchor = torch.empty(0, requires_grad=True)
+def _marked(
+    gradients: Sequence[torch.Tensor | None], sources: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """The gradients as tensors that autograd follows to what they depend on, up to the refusal.
+
+    To all of it: ``torch.autograd.grad`` takes what no path leads to for a constant.
+    """
     there = [each for each in gradients if each is not None]
-    marked = iter(_LastGradients.apply(anchor, *there))  # type: ignore[no-untyped-call]
+    marked = iter(_LastGradients.apply(len(there), *sources, *there))  # type: ignore[no-untyped-call]
     return [None if each is None else next(marked) for each in gradients]

@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
 from olla_fx.run.executor import Binding, Executor, RunCounts
 from olla_fx.run.lookup import StepLookup
 from olla_fx.run.remaking import carried, refuse_unnamed
+from olla_fx.run.repetition import Begin, Repetition, Strides, TangentLayouts, is_spread
 from olla_fx.run.shared_buffer import Lease, SharedBuffer
 from olla_fx.torch_compat import pytree
 from olla_solvers.errors import OptionError
@@ -73,6 +75,7 @@ class _Planned:
     lookup: StepLookup
     example: Any
     graphed: GraphedStep | None
+    layouts: TangentLayouts
 
 
 class PlannedModule(nn.Module):
@@ -171,7 +174,7 @@ class PlannedModule(nn.Module):
                     planned.lookup.undo_created_state()
                     raise
         if mode is Mode.AUTOGRAD:
-            return self._differentiate(planned.step, values)
+            return self._differentiate(planned, inputs, values)
         return self._infer(planned, values)
 
     def _planned_for(self, inputs: tuple[Any, ...], mode: Mode) -> _Planned:
@@ -207,7 +210,8 @@ class PlannedModule(nn.Module):
         if self._cuda_graph:
             check_graph_request(request, step.captured.device)
             graphed = GraphedStep(step.captured, step.executor)
-        planned = _Planned(step, StepLookup(step.captured, self._request), example, graphed)
+        layouts = TangentLayouts.of(request.tangent_strides)
+        planned = _Planned(step, StepLookup(step.captured, self._request), example, graphed, layouts)
         self._plans[key] = planned
         self._plans.move_to_end(key)
         while len(self._plans) > self._most_plans:
@@ -231,10 +235,37 @@ class PlannedModule(nn.Module):
             return planned.graphed.run(lease, values)
         return planned.step.executor.start(lease).run_phase(0, values)
 
-    def _differentiate(self, step: CompiledStep, values: list[Any]) -> Any:
-        running = Pass(step.captured, step.executor.start(self._lease()), values)
+    def _differentiate(self, planned: _Planned, inputs: tuple[Any, ...], values: list[Any]) -> Any:
+        captured, repetition = planned.step.captured, None
+        if not planned.layouts.are_known:
+            plan_again = partial(self._planned_for_tangents, planned, inputs)
+            repetition = Repetition(planned.layouts, captured, values, plan_again)
+        running = Pass(captured, planned.step.executor.start(self._lease()), values, repetition)
         results = PlannedFunction.apply(running, *running.differentiable())  # type: ignore[no-untyped-call]
-        return step.captured.outputs.rebuild(results, values)
+        return captured.outputs.rebuild(results, values)
+
+    def _planned_for_tangents(
+        self, planned: _Planned, inputs: tuple[Any, ...], strides: Strides
+    ) -> Begin | None:
+        """What begins a run for tangents of other layouts; None where the model is no longer as planned."""
+        captured = planned.step.captured
+        enabled, dtype, cached = captured.autocast
+        autocast = torch.autocast(captured.device.type, dtype, enabled, cache_enabled=cached)
+        with self._lock, autocast, torch.enable_grad():
+            key = call_key(self._model, self._request.mode, inputs, captured.mode)
+            present = self._plans.get(key)
+            if present is None or present.lookup.outdated() is not None:
+                return None
+            if present is planned:
+                # Layouts that change once more are left as the outputs have them.
+                wanted = () if planned.layouts.were_seen else strides
+                request = replace(self._request, inputs=inputs, mode=captured.mode, tangent_strides=wanted)
+                present = self._current = self._plan_step(key, request)
+                present.layouts.are_known |= not wanted
+            elif present.step.captured.tangent_strides != strides and not is_spread(captured.tangent_strides):
+                return None
+        step = present.step
+        return lambda: (step.captured, step.executor.start(self._lease()))
 
     def _lease(self) -> Lease | None:
         """A claim on the buffer; None, counted, while it holds what a backward still needs."""

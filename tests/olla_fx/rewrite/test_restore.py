@@ -158,6 +158,25 @@ def test_a_copy_that_is_only_copied_again_is_dropped():
     assert targets.count(aten.copy.default) == targets.count(aten.copy_.default) == 0
 
 
+@pytest.mark.parametrize("difference", ["shape", "type"])
+def test_a_copy_that_broadcasts_or_converts_is_kept(difference):
+    """``grid.select(-1, 0).copy_(linspace)``: what is scattered has the shape of its place."""
+
+    def build(call, x):
+        hidden = call(aten.mm.default, (x, x))
+        place = call(aten.select.int, (hidden, 1, 0))
+        value = call(aten.select.int, (call(aten.cumsum.default, (x, 0)), 1, 2))
+        if difference == "shape":
+            value = call(aten.slice.Tensor, (value, 0, 0, 1))
+        else:
+            value = call(aten._to_copy.default, (value,), {"dtype": torch.double})
+            place = call(aten._to_copy.default, (place,), {"dtype": torch.half})
+        copy = call(aten.copy.default, (place, value))
+        return (call(aten.select_scatter.default, (hidden, copy, 1, 0)),)
+
+    restored(build, (4, 4))
+
+
 def test_a_plain_copy_writes_to_its_target():
     def build(call, x):
         hidden = call(aten.mm.default, (x, x))

@@ -579,6 +579,22 @@ def test_element_types(dtype, make):
     Twins(mlp().to(dtype), make, batches[0]).run(batches)
 
 
+def bernoulli_in_place(model, x):
+    """Eager draws in the order of memory, in a slice and in the mask of ``Dropout(0.3)``, too."""
+    hidden = F.dropout(model.body(x), 0.3)
+    mask = torch.zeros_like(hidden)
+    mask[:, :, 1:].bernoulli_(0.5)
+    return F.alpha_dropout(hidden * mask, 0.2, training=True).mean((2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_random_numbers_in_the_order_of_memory(dtype):
+    form = torch.channels_last
+    batches = [(x.to(dtype, memory_format=form), target) for x, target in images(3)]
+    body = nn.Conv2d(3, 5, 3).to(dtype, memory_format=form)
+    Twins(Written(bernoulli_in_place, body=body), MOMENTUM, batches[0]).run(batches)
+
+
 @pytest.mark.parametrize("make", [MOMENTUM, ADAMW])
 @pytest.mark.parametrize("inputs_too", [True, False])
 def test_channels_last(make, inputs_too):

@@ -323,6 +323,21 @@ def test_gradients_of_gradients_are_refused(reduce):
     loops.assert_served()
 
 
+@pytest.mark.parametrize("of", ["input", "weight", "tangent"])
+def test_gradients_of_gradients_are_refused_for_whatever_they_are_asked(of):
+    """A physics-informed loss asks for the second derivative by the inputs: it is no constant."""
+    x = vectors(1)[0][0].requires_grad_()
+    loops = Loops(mlp(), x)
+    answer = loops.planned(x)
+    tangent = torch.ones_like(answer).requires_grad_()
+    (gradient,) = torch.autograd.grad(answer, x, tangent, create_graph=True)
+    source = {"input": x, "weight": loops.model[0].weight, "tangent": tangent}[of]
+    with pytest.raises(BackwardError, match="gradients of gradients"):
+        torch.autograd.grad(gradient.sum(), source, allow_unused=True)
+    del gradient, answer
+    assert not loops.planned.is_busy
+
+
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 def test_a_backward_that_might_be_differentiated_and_is_not():
     loops = Loops(mlp(), vectors(1)[0][0])
@@ -577,6 +592,151 @@ def use_both(answer, _):
 )
 def test_outputs_in_one_storage_that_are_changed_in_place(function):
     both(function, use_both)
+
+
+def pictures_to_pictures():
+    layers = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Dropout(0.2), nn.ReLU(), nn.Conv2d(8, 2, 1)
+    return nn.Sequential(*layers)
+
+
+LAST = torch.channels_last
+
+
+def maps(outputs, target):
+    return F.cross_entropy(outputs, target)
+
+
+def rows(outputs, target):
+    return F.cross_entropy(outputs.permute(0, 2, 3, 1).reshape(-1, 2), target.flatten())
+
+
+def means(outputs, target):
+    return F.cross_entropy(outputs.mean((2, 3)), target[:, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "memory_format", "context"),
+    [
+        (maps, LAST, nullcontext),
+        (means, LAST, nullcontext),
+        (rows, torch.contiguous_format, nullcontext),
+        (maps, LAST, partial(torch.autocast, "cpu", torch.bfloat16)),
+    ],
+)
+def test_gradients_come_in_another_layout_than_the_output_has(loss_fn, memory_format, context):
+    """The first forward is repeated for it, with its random numbers and statistics."""
+    model = pictures_to_pictures().to(memory_format=memory_format)
+    batches = [
+        (torch.randn(size, 3, 16, 16).to(memory_format=memory_format), torch.randint(2, (size, 16, 16)))
+        for size in [4, 4, 1, 4] * 5
+    ]
+    with context():
+        loops = Loops(model, batches[0][0], make=optim.AdamW, loss_fn=loss_fn, context=context)
+    loops.run(batches)
+    loops.assert_served()
+    assert_same(*(dict(each.named_buffers()) for each in (loops.eager, loops.model)), "statistics")
+
+
+def test_a_repeated_forward_may_be_differentiated_twice():
+    loops = Loops(pictures_to_pictures().to(memory_format=LAST), images(1)[0][0].to(memory_format=LAST))
+    for step in range(3):
+        target = torch.randint(2, (2, 8, 8))
+        for loss in loops.losses(images(3)[step][0].to(memory_format=LAST), target):
+            loss.backward(retain_graph=True)
+            loss.backward()
+        loops.compare_gradients()
+    assert not loops.planned.is_busy
+
+
+def test_gradients_come_in_other_layouts_again_and_again():
+    """A sum's gradient is one number spread out, the next one is not, and several forwards wait together."""
+    loops = Loops(mlp(), vectors(1)[0][0])
+    losses = [
+        torch.sum,
+        lambda answer: answer.square().mean(),
+        torch.mean,
+        lambda answer: answer.t()[0].sum(),
+    ]
+    for x, _ in vectors(5):
+        for optimizer in loops.optimizers:
+            optimizer.zero_grad()
+        for module in (loops.eager, loops.planned):
+            answers = [module(x + index) for index, _ in enumerate(losses)]
+            for loss, answer in zip(losses, answers, strict=True):
+                loss(answer).backward()
+        loops.compare_gradients()
+        for optimizer in loops.optimizers:
+            optimizer.step()
+    assert_same_models(loops.eager, loops.model)
+
+
+class Shifted(nn.Module):
+    """Its backward reads no input."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(6))
+
+    def forward(self, x):
+        return x + self.shift, x * 2 + self.shift
+
+
+def test_a_spread_gradient_leaves_no_place_for_another():
+    x = vectors(1)[0][0]
+    planned = olla_fx.optimize(Shifted(), x, solver="none")
+    for _ in range(2):
+        answer, other = planned(x)
+        (answer.sum() + other.mean()).backward()
+    answer = planned(x)[0]
+    planned.shift.grad = None
+    answer.sum().backward()  # the other output's gradient is zero, in the layout that was planned
+    assert_same(planned.shift.grad, torch.full((6,), 4.0), "gradient")
+    answer = planned(x)[0]
+    x.zero_()
+    with pytest.raises(BackwardError, match="another memory layout"):
+        answer.square().sum().backward()
+    del answer
+    assert not planned.is_busy
+
+
+@pytest.mark.parametrize("change", ["input", "mode"])
+def test_a_forward_that_cannot_be_repeated(change):
+    """What it read has changed; its gradients are those of the planned layout."""
+    model = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 1), nn.Tanh(), nn.Conv2d(4, 2, 1)).to(memory_format=LAST)
+    x = images(1)[0][0].to(memory_format=LAST)
+    loops = Loops(model, x)
+    for module in (loops.eager, loops.planned):
+        given = x.clone()
+        loss = maps(module(given), torch.ones(2, 8, 8, dtype=torch.long))
+        if change == "input":
+            given.zero_()
+        module.train(change != "mode")
+        loss.backward()
+    pairs = zip(loops.eager.parameters(), loops.model.parameters(), strict=True)
+    assert all(torch.allclose(one.grad, other.grad) for one, other in pairs)
+
+
+class Centred(nn.Module):
+    """Hands a parameter out for its loss, which nothing else in forward reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.centres = mlp(), nn.Parameter(torch.randn(3, 3))
+
+    def forward(self, x):
+        return {"answer": self.body(x), "centres": self.centres}
+
+
+def test_an_output_that_is_a_parameter():
+    def centre_loss(outputs, target):
+        return (
+            F.cross_entropy(outputs["answer"], target)
+            + (outputs["answer"] - outputs["centres"][target]).square().mean()
+        )
+
+    loops = Loops(Centred(), vectors(1)[0][0], loss_fn=centre_loss)
+    loops.run(vectors(20))
+    loops.assert_served()
 
 
 def test_an_output_that_is_an_input():
