@@ -169,12 +169,14 @@ def solve(model: LinearModel, solver: str, *, time_limit: float | None = None) -
         raise SolverUnavailableError(f"{_not_installed(solver)} ({response['detail']})")
     if outcome is Outcome.TOO_LARGE:
         raise SolverUnavailableError(_too_large(model))
-    values = response.get("values")
+    values, bound = response.get("values"), response.get("bound")
+    if bound is None and outcome is Outcome.STOPPED:
+        bound = model.lower[model.objective]
     return Solution(
         outcome,
         None if values is None else tuple(values),
         response.get("objective"),
-        response.get("bound"),
+        bound,
         seconds,
         response["detail"],
     )
@@ -256,14 +258,14 @@ def proven_units(solution: Solution, value: int) -> int | None:
 
     Solvers compute in floating point. Where one ended with ``OPTIMAL`` and its objective agrees with the
     exact value of its solution, that value is the bound. Otherwise the bound is rounded up only after a
-    millionth is taken off.
+    millionth is taken off. A bound above the value of a solution contradicts it and is not believed.
 
     Args:
         solution: what the solver left.
         value: the solution's objective, recomputed in integers.
 
     Returns:
-        The bound, never above ``value``; None when nothing is proven.
+        The bound, at most ``value``; None when nothing is proven.
     """
     if solution.outcome is Outcome.OPTIMAL and solution.objective is not None:
         if abs(solution.objective - value) <= _RELATIVE_TOLERANCE * max(1000, value):
@@ -271,7 +273,8 @@ def proven_units(solution: Solution, value: int) -> int | None:
     if solution.bound is None or not math.isfinite(solution.bound):
         return None
     slack = _RELATIVE_TOLERANCE * max(1000.0, abs(solution.bound))
-    return min(value, max(0, math.ceil(solution.bound - slack)))
+    bound = max(0, math.ceil(solution.bound - slack))
+    return bound if bound <= value else None
 
 
 def report_status(outcome: Outcome, *, proven: bool) -> SolverStatus:

@@ -149,12 +149,19 @@ def _response(solver: str, problem: Any, values: list[float | None], *, out_of_t
 
 
 def _cbc_end(problem: Any) -> tuple[float | None, str, bool]:
-    """Bound, own words, and whether it hit its limit, from CBC's log."""
+    """Bound, own words, and whether it hit its limit, from CBC's log.
+
+    A limit that falls into the root node interrupts the relaxation. What CBC then logs as the bound is the
+    objective of a dual that is not feasible, often beyond any solution.
+    """
     text = Path(_LOG).read_text(encoding="utf-8", errors="replace")
     result = re.search(r"^Result - (.*)$", text, re.MULTILINE)
     bound = re.search(r"^Lower bound:\s*(\S+)", text, re.MULTILINE)
     words = result.group(1).strip() if result else text.strip().splitlines()[-1] if text.strip() else ""
-    return float(bound.group(1)) if bound else None, words, "Stopped" in words
+    stopped = "Stopped" in words
+    if stopped and not re.search(r"^Enumerated nodes:\s*[1-9]", text, re.MULTILINE):
+        return None, words, stopped
+    return float(bound.group(1)) if bound else None, words, stopped
 
 
 def _highs_end(problem: Any) -> tuple[float | None, str, bool]:

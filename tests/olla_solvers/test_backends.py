@@ -93,6 +93,22 @@ def test_what_cbc_calls_infeasible_at_its_limit_is_not_believed(
     assert response["values"] is None
 
 
+@pytest.mark.parametrize(("nodes", "bound"), [("0", None), ("31", 7500.5)])
+def test_the_bound_of_cbc_at_its_limit_is_believed_only_where_it_branched(
+    nodes: str, bound: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relaxation that its limit interrupts leaves an infeasible dual, which bounds nothing."""
+    monkeypatch.chdir(tmp_path)
+    lower = "67923106310678.000" if nodes == "0" else "7500.500"
+    log = f"\nResult - Stopped on time limit\n\nLower bound:  {lower}\nEnumerated nodes:  {nodes}\n"
+    Path("solver.log").write_text(log, encoding="utf-8")
+    problem = pulp.LpProblem("any", pulp.LpMinimize)
+    problem.status, problem.sol_status = pulp.LpStatusOptimal, pulp.LpSolutionNoSolutionFound
+    response = solver_process._response("cbc", problem, [None], out_of_time=True)
+    assert response["status"] == "stopped"
+    assert response["bound"] == bound
+
+
 def test_available_solvers_are_the_installed_ones() -> None:
     assert set(backends.available_solvers()) == set(ALL)
 
@@ -150,7 +166,8 @@ def hard() -> LinearModel:
         (Outcome.OPTIMAL, 1000.0000001, 1000.0, 1000),
         (Outcome.OPTIMAL, 990.0, 990.0, 990),
         (Outcome.STOPPED, 1000.0, 900.2, 901),
-        (Outcome.STOPPED, None, 5000.0, 1000),
+        (Outcome.STOPPED, 1000.0, 1000.0001, 1000),
+        (Outcome.STOPPED, None, 5000.0, None),
         (Outcome.STOPPED, None, float("-inf"), None),
         (Outcome.FAILED, None, None, None),
     ],

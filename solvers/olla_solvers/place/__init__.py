@@ -56,14 +56,14 @@ def place(
 
     Raises:
         ProblemError: on a span that is empty in time, has a negative size, or a misaligned given offset.
+        OptionError: when the time limit is no number of seconds.
         InfeasibleError: when two given offsets collide, or a capacity is proven to be too small; names the
             spans that cannot fit together.
         NoSolutionError: when nothing within the capacity was found in the time, nor proven impossible.
         SolverUnavailableError: when the named solver is unknown, missing or not licensed.
     """
     start = time.monotonic()
-    if solver not in ("auto", "none"):
-        backends.require(solver)
+    backends.check_options(solver, time_limit)
     if method not in METHODS:
         raise ProblemError(f"unknown method {method!r} of placement; one of {', '.join(METHODS)}")
     check(spans)

@@ -17,7 +17,7 @@ def check(spans: Sequence[Span]) -> None:
 
     Raises:
         ProblemError: on a name that occurs twice, a span that is empty in time or has a negative size, an
-            offset that is negative or breaks its alignment, and sizes whose sum does not fit 64 bits.
+            offset that is negative or breaks its alignment, and numbers whose sums do not fit 64 bits.
     """
     names: set[str] = set()
     for span in spans:
@@ -27,11 +27,15 @@ def check(spans: Sequence[Span]) -> None:
         fault = fault_of(span)
         if fault is not None:
             raise ProblemError(f"span {span.name!r} {fault}")
-    if sum(span.size_bytes for span in spans) >= MOST_BYTES:
-        largest = max(spans, key=lambda span: span.size_bytes)
+    free = [span for span in spans if span.offset is None]
+    given = (span.offset + span.size_bytes for span in spans if span.offset is not None)
+    # Where every span goes above all others, as no method does, the last one ends here.
+    top = max(given, default=0) + sum(span.size_bytes + span.alignment - 1 for span in free)
+    if max(top, sum(span.size_bytes for span in spans)) >= MOST_BYTES:
+        largest = max(spans, key=lambda span: span.size_bytes + span.alignment)
         raise ProblemError(
-            f"the spans' sizes together reach 2**62 B; the largest is {largest.name!r}, "
-            f"{largest.size_bytes} B"
+            "the spans' sizes with their alignments and given offsets together reach 2**62 B; the largest is "
+            f"{largest.name!r}, {largest.size_bytes} B at a multiple of {largest.alignment}"
         )
 
 
@@ -48,4 +52,6 @@ def fault_of(span: Span) -> str | None:
             f"is given offset {span.offset}, which must be a multiple of its alignment {span.alignment} "
             "and not negative"
         )
+    if max(abs(span.lower), abs(span.upper), span.alignment, span.offset or 0) >= MOST_BYTES:
+        return "has a number beyond 2**62"
     return None

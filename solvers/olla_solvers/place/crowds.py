@@ -18,7 +18,7 @@ import numpy as np
 
 from olla_solvers.place.aim import Effort, Task
 from olla_solvers.place.found import Found, lower_of
-from olla_solvers.place.greedy import by_size, greedy
+from olla_solvers.place.greedy import OutOfTimeError, by_size, greedy
 from olla_solvers.place.heuristics import best_of_heuristics
 from olla_solvers.place.search import search
 from olla_solvers.place.skyline import height_bytes
@@ -54,6 +54,9 @@ LARGE_ARRAYS = 600
 NODES_FOR_EACH = 60
 """Nodes that the search of a part may try, for each of its arrays."""
 
+FILLING_SECONDS = 15.0
+"""Time after the deadline in which what has begun may be finished."""
+
 FIRST_PASSES = 4
 """Heuristic passes on a part before it is searched."""
 
@@ -77,7 +80,8 @@ def improve_by_crowds(
     Args:
         task: what to place.
         known: where it can lie.
-        effort: what it may cost; what has begun is finished.
+        effort: what it may cost; what has begun is finished if that takes no longer than
+            :data:`FILLING_SECONDS` more.
         shares: of the bound, from which on a time is crowded, in the sequence of trial.
 
     Returns:
@@ -95,14 +99,17 @@ def improve_by_crowds(
             for index, (span, load) in enumerate(zip(task.spans, loads, strict=True))
             if load >= share * task.bound_bytes or span.offset is not None
         ]
-        placed, work = _place_parts(task.spans, crowded, goal, effort)
-        effort, total = effort.less(work), total + work
-        for offsets in _around(placed, loads, task.bound_bytes):
-            better = lower_of(known, Found.of(task.spans, offsets, "crowded times first"))
-            known = better or known
-            task.log.note(known.height_bytes, task.bound_bytes, known.method)
-            if known.height_bytes <= goal or effort.seconds() <= 0:
-                break
+        try:
+            placed, work = _place_parts(task.spans, crowded, goal, effort)
+            effort, total = effort.less(work), total + work
+            for offsets in _around(placed, loads, task.bound_bytes, effort.deadline + FILLING_SECONDS):
+                better = lower_of(known, Found.of(task.spans, offsets, "crowded times first"))
+                known = better or known
+                task.log.note(known.height_bytes, task.bound_bytes, known.method)
+                if known.height_bytes <= goal or effort.seconds() <= 0:
+                    break
+        except OutOfTimeError:
+            break
     return known, total
 
 
@@ -192,10 +199,12 @@ def _large_then_small(
     placed = list(spans)
     for index, offset in zip(large, offsets, strict=True):
         placed[index] = replace(spans[index], offset=offset)
-    return greedy(placed, by_size), work
+    return greedy(placed, by_size, deadline=effort.deadline + FILLING_SECONDS), work
 
 
-def _around(placed: Sequence[Span], loads: Sequence[Bytes], bound: Bytes) -> Iterator[tuple[Offset, ...]]:
+def _around(
+    placed: Sequence[Span], loads: Sequence[Bytes], bound: Bytes, deadline: float
+) -> Iterator[tuple[Offset, ...]]:
     """Place the rest around what has its offset, the fuller times first."""
     level = {span.name: load * LEVELS // max(1, bound) for span, load in zip(placed, loads, strict=True)}
 
@@ -205,5 +214,5 @@ def _around(placed: Sequence[Span], loads: Sequence[Bytes], bound: Bytes) -> Ite
     def by_lifetime(span: Span) -> tuple[int, ...]:
         return (-level[span.name], span.lower - span.upper)
 
-    yield greedy(placed, by_lifetime, best_fit=True)
-    yield greedy(placed, by_area)
+    yield greedy(placed, by_lifetime, best_fit=True, deadline=deadline)
+    yield greedy(placed, by_area, deadline=deadline)

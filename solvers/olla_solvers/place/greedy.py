@@ -8,12 +8,15 @@ does. Offsets that are given stay, and every hole begins at a multiple of the ar
 
 from __future__ import annotations
 
+import bisect
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from olla_solvers.errors import InfeasibleError
+from olla_solvers.errors import InfeasibleError, OllaError
 from olla_solvers.plan import Span
 from olla_solvers.problem import Offset
 
@@ -33,19 +36,27 @@ def by_birth(span: Span) -> tuple[int, ...]:
     return (span.lower,)
 
 
-def greedy(spans: Sequence[Span], rule: Rule, *, best_fit: bool = False) -> tuple[Offset, ...]:
+class OutOfTimeError(OllaError):
+    """A deadline came before every span had its place."""
+
+
+def greedy(
+    spans: Sequence[Span], rule: Rule, *, best_fit: bool = False, deadline: float = math.inf
+) -> tuple[Offset, ...]:
     """Place spans one by one into a hole that is free throughout their lifetime.
 
     Args:
         spans: rectangles; those with an offset stay there and are placed before all others.
         rule: the sequence.
         best_fit: take the smallest sufficient hole instead of the lowest.
+        deadline: on the monotonic clock.
 
     Returns:
         An offset for each span.
 
     Raises:
         InfeasibleError: when two given offsets collide.
+        OutOfTimeError: when the deadline comes first.
     """
     sizes = np.array([span.size_bytes for span in spans], dtype=np.int64)
     bottom = np.zeros(len(spans), dtype=np.int64)
@@ -57,6 +68,8 @@ def greedy(spans: Sequence[Span], rule: Rule, *, best_fit: bool = False) -> tupl
         if span.offset is not None:
             bottom[index] = span.offset
         elif span.size_bytes > 0:
+            if time.monotonic() > deadline:
+                raise OutOfTimeError(f"{len(spans)} spans were not placed by their deadline")
             others = neighbours.of(span)
             others = others[placed[others]]
             bottom[index] = _choose(span, bottom[others], sizes[others], best_fit)
@@ -105,21 +118,31 @@ def check_given(spans: Sequence[Span]) -> None:
 
 
 def given_collision(spans: Sequence[Span]) -> tuple[int, int] | None:
-    """The indices of two spans whose given offsets overlap, if there are such."""
-    given = sorted(
-        (i for i, span in enumerate(spans) if span.offset is not None and span.size_bytes > 0),
-        key=lambda i: spans[i].lower,
+    """The indices of two spans whose given offsets overlap, if there are such.
+
+    Those alive are kept by offset: while none of them collide, a new one hits a neighbour first.
+    """
+    given = [
+        (i, (span.offset, span.offset + span.size_bytes, i))
+        for i, span in enumerate(spans)
+        if span.offset is not None and span.size_bytes > 0
+    ]
+    events = sorted(
+        [(spans[i].lower, 1, extent) for i, extent in given]
+        + [(spans[i].upper, 0, extent) for i, extent in given]
     )
-    alive: list[int] = []
-    for index in given:
-        span = spans[index]
-        alive = [each for each in alive if spans[each].upper > span.lower]
-        for each in alive:
-            other = spans[each]
-            low, other_low = span.offset or 0, other.offset or 0
-            if low < other_low + other.size_bytes and other_low < low + span.size_bytes:
-                return each, index
-        alive.append(index)
+    alive: list[tuple[int, int, int]] = []
+    for _, is_birth, extent in events:
+        position = bisect.bisect_left(alive, extent)
+        if not is_birth:
+            del alive[position]
+            continue
+        low, high, index = extent
+        if position > 0 and alive[position - 1][1] > low:
+            return alive[position - 1][2], index
+        if position < len(alive) and alive[position][0] < high:
+            return alive[position][2], index
+        alive.insert(position, extent)
     return None
 
 

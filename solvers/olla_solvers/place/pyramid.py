@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from olla_solvers.place.skyline import lowest_clear
+from olla_solvers.place.skyline import Walls
 from olla_solvers.plan import Span
 
 
@@ -24,13 +24,13 @@ def pyramid(spans: Sequence[Span]) -> tuple[Span, ...]:
         The same spans in the same sequence; those of the pyramid with an offset.
     """
     placed = list(spans)
-    given = [span for span in spans if span.offset is not None and span.size_bytes > 0]
+    walls = Walls(spans)
     waiting = [i for i, span in enumerate(spans) if span.offset is None and span.size_bytes > 0]
     base = 0
     while waiting:
         index = max(waiting, key=lambda i: spans[i].upper - spans[i].lower)
         span = spans[index]
-        base = lowest_clear(span, base, given)
+        base = walls.lowest_clear(span, base)
         placed[index] = replace(span, offset=base)
         base += span.size_bytes
         waiting = [

@@ -46,7 +46,7 @@ def skyline(spans: Sequence[Span], rule: Rule) -> tuple[Offset, ...]:
         An offset for each span, aligned. Spans without bytes are at 0.
     """
     offsets = [span.offset or 0 for span in spans]
-    given = [span for span in spans if span.offset is not None and span.size_bytes > 0]
+    walls = Walls(spans)
     sized = sorted(
         (i for i, span in enumerate(spans) if span.size_bytes > 0 and span.offset is None),
         key=lambda i: spans[i].lower,
@@ -63,7 +63,7 @@ def skyline(spans: Sequence[Span], rule: Rule) -> tuple[Offset, ...]:
             lines.lift(line)
             continue
         span = spans[sized[position]]
-        offset = lowest_clear(span, lines.offset[line], given)
+        offset = walls.lowest_clear(span, lines.offset[line])
         offsets[sized[position]] = offset
         lines.put(line, span.lower, span.upper, offset + span.size_bytes)
         placed += 1
@@ -162,20 +162,30 @@ class _Lines:
             self._left[right] = left
 
 
-def lowest_clear(span: Span, offset: Offset, given: Sequence[Span]) -> Offset:
-    """The lowest aligned offset from ``offset`` on at which a span collides with no given one."""
-    offset = -(-offset // span.alignment) * span.alignment
-    if not given:
+class Walls:
+    """Given spans, asked for the lowest offset at which another one collides with none of them."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        """Keep the spans that have an offset and bytes, by offset."""
+        given = [(s.offset, s.offset + s.size_bytes, s) for s in spans if s.offset is not None]
+        given = sorted((wall for wall in given if wall[0] < wall[1]), key=lambda wall: wall[:2])
+        self._low = np.array([low for low, _, _ in given], dtype=np.int64)
+        self._high = np.array([high for _, high, _ in given], dtype=np.int64)
+        self._lower = np.array([span.lower for _, _, span in given], dtype=np.int64)
+        self._upper = np.array([span.upper for _, _, span in given], dtype=np.int64)
+
+    def lowest_clear(self, span: Span, offset: Offset) -> Offset:
+        """The lowest aligned offset from ``offset`` on at which a span collides with no given one."""
+        offset = -(-offset // span.alignment) * span.alignment
+        if not len(self._low):
+            return offset
+        meets = (self._lower < span.upper) & (self._upper > span.lower) & (self._high > offset)
+        for low, high in zip(self._low[meets].tolist(), self._high[meets].tolist(), strict=True):
+            if low >= offset + span.size_bytes:
+                break
+            if offset < high:
+                offset = -(-high // span.alignment) * span.alignment
         return offset
-    blocks = sorted(
-        (each.offset, each.offset + each.size_bytes)
-        for each in given
-        if each.offset is not None and each.lower < span.upper and span.lower < each.upper
-    )
-    for low, high in blocks:
-        if low < offset + span.size_bytes and offset < high:
-            offset = -(-high // span.alignment) * span.alignment
-    return offset
 
 
 def height_bytes(spans: Sequence[Span], offsets: Sequence[Offset]) -> Bytes:

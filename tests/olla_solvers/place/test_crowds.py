@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from dataclasses import replace
 
 import pytest
 
+from olla_solvers.place import crowds
 from olla_solvers.place.aim import Effort, Task, search_briefly
 from olla_solvers.place.bound import max_live_bytes
 from olla_solvers.place.crowds import (
@@ -18,7 +20,7 @@ from olla_solvers.place.crowds import (
     load_bytes,
 )
 from olla_solvers.place.found import Found
-from olla_solvers.place.greedy import by_birth, by_size, greedy
+from olla_solvers.place.greedy import OutOfTimeError, by_birth, by_size, given_collision, greedy
 from olla_solvers.place.skyline import RULES, skyline
 from olla_solvers.plan import Span
 from tests.olla_solvers.place.checking import assert_valid
@@ -34,6 +36,41 @@ def stream(count: int, seed: int) -> tuple[Span, ...]:
         made.append(Span(f"s{number}", lower, upper, 4 * draw.randint(1, 500), draw.choice((1, 1, 4))))
     made[0] = replace(made[0], alignment=4, offset=400)
     return tuple(made)
+
+
+def test_what_takes_long_after_the_deadline_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowds, "FILLING_SECONDS", -60.0)
+    items = stream(400, 3)
+    with pytest.raises(OutOfTimeError, match="400 spans"):
+        greedy(items, by_size, deadline=time.monotonic() - 1)
+    known = Found.of(items, greedy(items, by_birth), "birth")
+    bound = max_live_bytes(items)
+    effort = Effort(time.monotonic() + 30, None)
+    assert improve_by_crowds(Task(items, bound, bound, False, "none", effort), known, effort)[0] is known
+
+
+def test_collisions_of_given_offsets_are_found_as_by_pairs() -> None:
+    draw = random.Random(2)
+    seen = set()
+    for _ in range(400):
+        births = [draw.randrange(8) for _ in range(draw.randint(2, 7))]
+        items = tuple(
+            Span(f"s{i}", t, t + draw.randint(1, 4), draw.randint(0, 3), 1, draw.randrange(12))
+            for i, t in enumerate(births)
+        )
+        pairs = {
+            (i, j)
+            for (i, one), (j, two) in itertools.permutations(enumerate(items), 2)
+            if min(one.size_bytes, two.size_bytes) > 0
+            and one.lower < two.upper
+            and two.lower < one.upper
+            and (one.offset or 0) < (two.offset or 0) + two.size_bytes
+            and (two.offset or 0) < (one.offset or 0) + one.size_bytes
+        }
+        found = given_collision(items)
+        assert found in pairs if pairs else found is None
+        seen.add(bool(pairs))
+    assert seen == {True, False}
 
 
 @pytest.mark.parametrize("best_fit", [False, True])

@@ -8,7 +8,7 @@ import time
 import pytest
 from hypothesis import given, settings
 
-from olla_solvers.errors import InfeasibleError, ProblemError, SolverUnavailableError
+from olla_solvers.errors import InfeasibleError, OptionError, ProblemError, SolverUnavailableError
 from olla_solvers.order import order
 from olla_solvers.place import place, spans_of
 from olla_solvers.place.bound import max_live_bytes
@@ -96,6 +96,22 @@ def test_a_time_limit_keeps_the_incumbent() -> None:
     assert placement.height_bytes <= place(items, method="skylines").height_bytes
 
 
+def test_a_limit_in_the_root_node_of_cbc_proves_nothing() -> None:
+    """Interrupted there, CBC logs bounds of thirteen digits, and skylines passed for lowest."""
+    pytest.importorskip("numba")
+    draw = random.Random(1)
+    for _ in range(6):
+        births = [draw.randrange(35) for _ in range(30)]
+        items = tuple(
+            Span(f"s{i}", lower, lower + draw.randint(1, 25), draw.randrange(1, 999))
+            for i, lower in enumerate(births)
+        )
+        lowest = place(items, method="search").height_bytes
+        placement = place(items, method="mip", solver="cbc", time_limit=0.2)
+        assert placement.lower_bound_bytes <= lowest
+        assert placement.solver.bound_bytes is None or placement.solver.bound_bytes <= lowest
+
+
 def test_thousands_of_spans_are_placed() -> None:
     items = scattered(4500)
     assert_valid(items, skyline(items, RULES["longest lifetime"]))
@@ -126,11 +142,21 @@ def test_alignment_is_kept() -> None:
             (Span("a", 0, 1, 2**61), Span("b", 0, 1, 2**61 + 1)),
             r"together reach 2\*\*62 B; the largest is 'b'",
         ),
+        ((Span("a", 0, 1, 4, 2**61), Span("b", 0, 1, 4, 2**61)), r"with their alignments.*2\*\*62 B"),
+        ((Span("a", 0, 1, 4, 1, 2**62), Span("b", 0, 1, 4)), r"'a' .*2\*\*62"),
+        ((Span("a", 0, 2**62, 4),), r"'a' .*2\*\*62"),
     ],
 )
 def test_bad_spans_are_refused(items: tuple[Span, ...], words: str) -> None:
     with pytest.raises(ProblemError, match=words):
         place(items, solver="none")
+
+
+@pytest.mark.parametrize("limit", [float("nan"), -1])
+def test_a_time_limit_is_a_number_of_seconds(limit: float) -> None:
+    """With one that is no number no deadline ever came."""
+    with pytest.raises(OptionError, match="time_limit"):
+        place((Span("a", 0, 2, 4),), time_limit=limit)
 
 
 def test_colliding_given_offsets_are_named() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -122,6 +125,33 @@ def test_the_same_arguments_give_the_same_placement() -> None:
     assert dataclasses.replace(first, seconds=0) == dataclasses.replace(second, seconds=0)
 
 
+WITHOUT_FOLDER = """
+import os
+from numba import config
+from olla_solvers.place.search import driver
+driver.load_compiled()
+from olla_solvers.place.search import kernel
+assert os.path.isdir(kernel.run._cache.cache_path)
+assert not config.CACHE_DIR
+print(kernel.run._cache.cache_path)
+"""
+
+
+def test_the_search_is_compiled_where_no_folder_can_keep_it() -> None:
+    """As in a read-only container, where numba knows only the folder that it is told."""
+    told = {"NUMBA_CACHE_LOCATOR_CLASSES": "UserProvidedCacheLocator", "NUMBA_CACHE_DIR": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_FOLDER],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **told},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "set NUMBA_CACHE_DIR" in done.stderr
+    assert not Path(done.stdout.strip()).exists()
+
+
 def test_limits_end_a_search_without_a_verdict() -> None:
     items = crowd(80, seed=7)
     for limits in ({"node_limit": 5}, {"work_limit": 1}, {"time_limit": 0.0}):
@@ -135,6 +165,9 @@ def test_given_offsets_that_contradict_the_capacity_are_a_proof() -> None:
     high = Span("a", 0, 2, 4, 1, 8)
     assert search((high,), 11).status is SearchStatus.INFEASIBLE
     assert search((high,), 12).status is SearchStatus.FOUND
+    nothing = Span("a", 0, 2, 0, 1, 8)
+    assert search((nothing, Span("b", 0, 2, 4)), 7).status is SearchStatus.INFEASIBLE
+    assert search((nothing, Span("b", 0, 2, 4)), 8).status is SearchStatus.FOUND
     below = (Span("a", 0, 2, 4, 1, 2), Span("b", 1, 3, 3))
     assert search(below, 8).status is SearchStatus.INFEASIBLE
     assert search(below, 9).offsets == (2, 6)

@@ -6,14 +6,18 @@ every later process. It is loaded then, and not before; the compilation counts t
 
 from __future__ import annotations
 
+import atexit
 import enum
 import importlib.util
 import logging
+import shutil
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,6 +38,9 @@ INSTALL = "pip install 'olla-fx[search]'"
 
 KNOWN_FAILURES = 1 << 18
 """Components that are remembered to have failed; a power of 2."""
+
+_COMPILED = "olla_solvers.place.search.lane"
+"""The module that imports all that is compiled."""
 
 _LONG_COMPILATION = 4.0
 """Seconds of loading from which on it is worth a word."""
@@ -87,6 +94,7 @@ def compilation_seconds() -> float:
             f"the exact search of placements needs numba; install it with: {INSTALL}"
         )
     start = time.monotonic()
+    load_compiled()
     from olla_solvers.place.search.lane import Limits
 
     rules = SearchRules()
@@ -95,6 +103,28 @@ def compilation_seconds() -> float:
     if seconds > _LONG_COMPILATION:
         _LOGGER.warning("compiled the placement search in %.0f s; it is kept for later processes", seconds)
     return seconds
+
+
+def load_compiled() -> None:
+    """Import the compiled parts, where need be with a cache that lasts as long as this process.
+
+    numba refuses to decorate a function whose cache it can write neither beside the source nor in the home
+    folder, as in a container that is read-only.
+    """
+    try:
+        import_module(_COMPILED)
+    except RuntimeError as error:
+        if "cannot cache" not in str(error):
+            raise
+        config: Any = import_module("numba.core.config")
+        folder = tempfile.mkdtemp(prefix="olla_solvers_")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        _LOGGER.warning("no folder keeps the compiled search; set NUMBA_CACHE_DIR to one (%s)", error)
+        before, config.CACHE_DIR = config.CACHE_DIR, folder
+        try:
+            import_module(_COMPILED)
+        finally:
+            config.CACHE_DIR = before
 
 
 def compilation_so_far() -> float:

@@ -44,7 +44,7 @@ class Prepared:
         block: see there.
         block_low: see there.
         block_high: see there.
-        contradictory: fixed blocks collide, or one ends above the capacity.
+        contradictory: fixed blocks collide, or a given span ends above the capacity.
     """
 
     spans: Ints
@@ -101,11 +101,11 @@ def prepare(spans: Sequence[Span], capacity_bytes: Bytes, rules: SearchRules) ->
     first, last = first[free], last[free]
     block, block_low, block_high, collision = _blocks_of_sections(blocks, sections)
     gap, gap_low, gap_high = _gaps(blocks, first, last, size)
-    capacity = capacity_bytes // unit
+    tops = [span.offset + span.size_bytes for span in spans if span.offset is not None]
     return Prepared(
         spans=numbers[free],
         unit_bytes=unit,
-        capacity=capacity,
+        capacity=capacity_bytes // unit,
         lower=lower[free],
         upper=upper[free],
         first=first,
@@ -121,7 +121,7 @@ def prepare(spans: Sequence[Span], capacity_bytes: Bytes, rules: SearchRules) ->
         block=block,
         block_low=block_low,
         block_high=block_high,
-        contradictory=collision or any(low + units > capacity for _, _, low, units in blocks),
+        contradictory=collision or any(each > capacity_bytes for each in tops),
     )
 
 
