@@ -75,7 +75,9 @@ def _place_for(node: fx.Node, regions: Regions, ancestors: Mapping[fx.Node, int]
 
 
 def _may_share(node: fx.Node, target: fx.Node, regions: Regions, ancestors: Mapping[fx.Node, int]) -> bool:
-    if not _same_layout(node, target) or regions.is_kept(node) or not _may_overwrite(node, target, regions):
+    if not _same_layout(node, target) or not _arguments_agree(node, target):
+        return False
+    if regions.is_kept(node) or not _may_overwrite(node, target, regions):
         return False
     (region,) = regions.of(target)
     others = regions.readers(region) - {node}
@@ -91,6 +93,22 @@ def _same_layout(node: fx.Node, target: fx.Node) -> bool:
     size_bytes = made.numel() * made.element_size()
     filled = made.untyped_storage().nbytes() == given.untyped_storage().nbytes() == size_bytes
     return same and filled and not made.is_complex()
+
+
+def _arguments_agree(node: fx.Node, target: fx.Node) -> bool:
+    """Whether all arguments of the result's shape lie in memory like ``target``, but for spread-out ones.
+
+    Where they do not, the layout of a fake result is not always that of a real one (``elu_backward``).
+    """
+
+    def steps(value: torch.Tensor) -> list[int]:
+        pairs = zip(value.shape, value.stride(), strict=True)
+        return [stride for size, stride in pairs if size != 1]
+
+    wanted = target.meta["val"]
+    values = [each.meta.get("val") for each in node.all_input_nodes]
+    alike = [each for each in values if has_known_elements(each) and each.shape == wanted.shape]
+    return all(steps(each) == steps(wanted) or 0 in steps(each) for each in alike)
 
 
 def _may_overwrite(node: fx.Node, target: fx.Node, regions: Regions, until: fx.Node | None = None) -> bool:

@@ -579,6 +579,20 @@ def test_element_types(dtype, make):
     Twins(mlp().to(dtype), make, batches[0]).run(batches)
 
 
+def test_gradients_in_another_layout_than_activations():
+    """The gradient of a mean comes in rows, activations do not: fake tensors err about what both give."""
+    form = torch.channels_last_3d
+    layers = (
+        nn.Conv3d(2, 4, 3),
+        nn.BatchNorm3d(4),
+        nn.ELU(inplace=True),
+        nn.AdaptiveAvgPool3d(1),
+        nn.Flatten(),
+    )
+    batches = [(torch.randn(2, 2, 6, 6, 6).to(memory_format=form), torch.randint(4, (2,))) for _ in range(3)]
+    Twins(nn.Sequential(*layers).to(memory_format=form), MOMENTUM, batches[0]).run(batches)
+
+
 def bernoulli_in_place(model, x):
     """Eager draws in the order of memory, in a slice and in the mask of ``Dropout(0.3)``, too."""
     hidden = F.dropout(model.body(x), 0.3)
