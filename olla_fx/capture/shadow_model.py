@@ -42,7 +42,7 @@ class ShadowModel:
             slots: their tensors, from :func:`~olla_fx.capture.inputs.tensor_slots`.
 
         Raises:
-            CaptureError: when hooks hang on it, TorchScript has compiled a part of it, or it cannot be copied.
+            CaptureError: when hooks hang on it, TorchScript has compiled some of it, or it cannot be copied.
         """
         originals = request.modules()
         _refuse_scripts(originals)
@@ -157,6 +157,6 @@ def _refuse_scripts(originals: Mapping[str, nn.Module]) -> None:
     for name, module in originals.items():
         if isinstance(module, torch.jit.ScriptModule):
             raise CaptureError(
-                f"module {name or type(module).__name__!r} was compiled by TorchScript, whose parameters cannot "
-                "be followed: use the Python module that torch.jit.script or torch.jit.trace was given"
+                f"module {name or type(module).__name__!r} was compiled by TorchScript, whose parameters "
+                "cannot be followed: use the Python module that torch.jit.script or torch.jit.trace was given"
             )
