@@ -174,13 +174,14 @@ class StepLookup:
         """Why the plan no longer fits the model's tensors, whatever its flags; None while it does."""
         hooks_count = self._captured.mode is Mode.TRAINING
         if self._tensors_glance.shows_change() or (hooks_count and self._tensors_glance.shows_hooks()):
-            reason = self._places_outdated()
+            reason = self.tensors_lost() or self._gradients_outdated()
             if reason is not None:
                 return reason
             self._tensors_glance.remember()
         return None
 
-    def _places_outdated(self) -> str | None:
+    def tensors_lost(self) -> str | None:
+        """Which tensor is gone, of another kind, or tied otherwise than planned; None if none is."""
         holders: dict[int, str] = {}
         for slot, module, spec in self._slots:
             tensor = slot.table(module).get(slot.key)
@@ -189,15 +190,21 @@ class StepLookup:
                 return f"{first_holder} and {slot.name} were tied"
             if tensor is None or not spec.fits(tensor):
                 return f"{slot.name} changed its shape, layout, dtype or device"
+        for first_module, first, module, other in self._aliases:
+            if first.table(first_module)[first.key] is not other.table(module).get(other.key):
+                return f"{first.name} and {other.name} are no longer tied"
+        return None
+
+    def _gradients_outdated(self) -> str | None:
+        """Which tensor, of those that are all there, was frozen, unfrozen or given a hook."""
+        for slot, module, spec in self._slots:
+            tensor = slot.table(module)[slot.key]
             gradient_counts = slot.role is Role.PARAMETER or self._captured.mode is not Mode.INFERENCE
             if gradient_counts and tensor.requires_grad is not spec.requires_grad:
                 return f"{slot.name} was frozen or unfrozen"
             hooks_count = self._captured.mode is Mode.TRAINING and slot.role is Role.PARAMETER
             if hooks_count and torch_compat.tensor_hooks(tensor):
                 return f"{slot.name} has a gradient hook"
-        for first_module, first, module, other in self._aliases:
-            if first.table(first_module)[first.key] is not other.table(module).get(other.key):
-                return f"{first.name} and {other.name} are no longer tied"
         return None
 
     def _optimizer_outdated(self) -> str | None:

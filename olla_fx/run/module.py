@@ -3,17 +3,17 @@
 It shares the model's parameters, buffers and ``state_dict`` keys. Every call looks its inputs up by name.
 There is a plan for each kind of call (shapes and types of the inputs and, in the caller's own loop, whether
 gradients are wanted and which modules train); where model or optimizer changed in a way that a plan depends
-on, the step is planned again. All plans run in one buffer, sized by the largest.
+on, the step is planned again, unless a plan was made for that state before. All plans run in one buffer,
+sized by the largest.
 """
 
 from __future__ import annotations
 
-import collections
 import copy
 import logging
 import threading
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from torch import fx, nn
 
 from olla_fx import torch_compat
-from olla_fx.capture import CapturedStep, Mode, StepRequest, TensorSpec
+from olla_fx.capture import Mode, StepRequest, TensorSpec
 from olla_fx.capture.eager import eager_baseline
 from olla_fx.errors import StepModeError
 from olla_fx.plan import Plan
@@ -35,13 +35,13 @@ from olla_fx.run.calls import (
     shows_the_model,
 )
 from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
-from olla_fx.run.executor import Binding, Executor, RunCounts
+from olla_fx.run.executor import Binding, RunCounts
+from olla_fx.run.kept_plans import CompiledStep, KeptPlan, KeptPlans
 from olla_fx.run.lookup import StepLookup
 from olla_fx.run.remaking import carried, refuse_unnamed
 from olla_fx.run.repetition import Begin, Repetition, Strides, TangentLayouts, is_spread
 from olla_fx.run.shared_buffer import Lease, SharedBuffer
 from olla_fx.torch_compat import pytree
-from olla_solvers.errors import OptionError
 
 logger = logging.getLogger(__name__)
 
@@ -49,33 +49,7 @@ MOST_PLANS = 8
 """Plans that a module keeps; the one that was not used for longest goes first."""
 
 
-@dataclass(frozen=True)
-class CompiledStep:
-    """One planned step.
-
-    Attributes:
-        captured: what was captured.
-        executor: runs it.
-        describe: the executor's present plan as its user sees it.
-    """
-
-    captured: CapturedStep
-    executor: Executor
-    describe: Callable[[Executor], Plan]
-
-
 Compile = Callable[[StepRequest, SharedBuffer], CompiledStep]
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """A plan, how its inputs are found, the kinds of its example, and who launches it as CUDA graphs."""
-
-    step: CompiledStep
-    lookup: StepLookup
-    example: Any
-    graphed: GraphedStep | None
-    layouts: TangentLayouts
 
 
 class PlannedModule(nn.Module):
@@ -89,7 +63,7 @@ class PlannedModule(nn.Module):
 
     _model: nn.Module
     _request: StepRequest
-    _current: _Planned
+    _current: KeptPlan
 
     def __init__(
         self,
@@ -107,8 +81,7 @@ class PlannedModule(nn.Module):
             cuda_graph: whether to launch settled steps as CUDA graphs.
         """
         super().__init__()
-        if isinstance(most_plans, bool) or not isinstance(most_plans, int) or most_plans < 1:
-            raise OptionError(f"most_plans is a whole number of at least 1, not {most_plans!r}")
+        self._plans = KeptPlans(most_plans)
         model = request.model
         # The very dictionaries of the model: parameters, state_dict and .to() are the model's own.
         self._modules = model._modules
@@ -119,11 +92,9 @@ class PlannedModule(nn.Module):
         self._example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)
         self._request = replace(request, inputs=())
         self._compile = compile_step
-        self._most_plans = most_plans
         self._cuda_graph = cuda_graph
         self._lock = threading.RLock()
         self._buffer = SharedBuffer()
-        self._plans: collections.OrderedDict[Hashable, _Planned] = collections.OrderedDict()
         self.replans = 0
         self.stock_runs = 0
         if request.mode is Mode.AUTOGRAD:
@@ -177,33 +148,21 @@ class PlannedModule(nn.Module):
             return self._differentiate(planned, inputs, values)
         return self._infer(planned, values)
 
-    def _planned_for(self, inputs: tuple[Any, ...], mode: Mode) -> _Planned:
+    def _planned_for(self, inputs: tuple[Any, ...], mode: Mode) -> KeptPlan:
         """The plan of a call, made now if there is none that fits."""
         key = call_key(self._model, self._request.mode, inputs, mode)
-        planned = self._plans.get(key)
+        planned, reason = self._plans.fitting(key)
         if planned is not None:
-            planned.lookup.adopt_parameters()
-            reason = planned.lookup.outdated()
-            if reason is None:
-                self._plans.move_to_end(key)
-                return planned
-            logger.info("planning again: %s", reason)
-            self.replans += 1
-        else:
-            logger.info("planning for a new kind of call")
+            return planned
+        if reason is None:
             # Another plan knows which parameters the optimizer is to hold by now.
             self._current.lookup.adopt_parameters()
-            self._drop_outdated()
+        lost = self._plans.drop_lost()
+        self.replans += lost or reason is not None
+        logger.info("planning %s", f"again: {reason}" if reason else "for a new kind of call")
         return self._plan_step(key, replace(self._request, inputs=inputs, mode=mode))
 
-    def _drop_outdated(self) -> None:
-        """Forget plans for tensors that the model no longer has, after ``.to(dtype)`` for instance."""
-        stale = [key for key, planned in self._plans.items() if planned.lookup.tensors_outdated()]
-        for key in stale:
-            del self._plans[key]
-        self.replans += bool(stale)
-
-    def _plan_step(self, key: Hashable, request: StepRequest) -> _Planned:
+    def _plan_step(self, key: Hashable, request: StepRequest, instead_of: KeptPlan | None = None) -> KeptPlan:
         step = self._compile(request, self._buffer)
         example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)
         graphed = None
@@ -211,14 +170,12 @@ class PlannedModule(nn.Module):
             check_graph_request(request, step.captured.device)
             graphed = GraphedStep(step.captured, step.executor)
         layouts = TangentLayouts.of(request.tangent_strides)
-        planned = _Planned(step, StepLookup(step.captured, self._request), example, graphed, layouts)
-        self._plans[key] = planned
-        self._plans.move_to_end(key)
-        while len(self._plans) > self._most_plans:
-            self._plans.popitem(last=False)
+        lookup = StepLookup(step.captured, self._request)
+        planned = KeptPlan(key, step, lookup, example, graphed, layouts)
+        self._plans.keep(planned, instead_of)
         return planned
 
-    def _train(self, planned: _Planned, values: list[Any]) -> Any:
+    def _train(self, planned: KeptPlan, values: list[Any]) -> Any:
         results = self._run(planned, self._buffer.lease(wait=True), values)
         optimizer = self._request.optimizer
         if optimizer is not None:
@@ -226,16 +183,16 @@ class PlannedModule(nn.Module):
             torch_compat.run_optimizer_post_hooks(optimizer)
         return planned.step.captured.outputs.rebuild(results)
 
-    def _infer(self, planned: _Planned, values: list[Any]) -> Any:
+    def _infer(self, planned: KeptPlan, values: list[Any]) -> Any:
         return planned.step.captured.outputs.rebuild(self._run(planned, self._lease(), values))
 
     @staticmethod
-    def _run(planned: _Planned, lease: Lease | None, values: list[Any]) -> Any:
+    def _run(planned: KeptPlan, lease: Lease | None, values: list[Any]) -> Any:
         if planned.graphed is not None:
             return planned.graphed.run(lease, values)
         return planned.step.executor.start(lease).run_phase(0, values)
 
-    def _differentiate(self, planned: _Planned, inputs: tuple[Any, ...], values: list[Any]) -> Any:
+    def _differentiate(self, planned: KeptPlan, inputs: tuple[Any, ...], values: list[Any]) -> Any:
         captured, repetition = planned.step.captured, None
         if not planned.layouts.are_known:
             plan_again = partial(self._planned_for_tangents, planned, inputs)
@@ -245,7 +202,7 @@ class PlannedModule(nn.Module):
         return captured.outputs.rebuild(results, values)
 
     def _planned_for_tangents(
-        self, planned: _Planned, inputs: tuple[Any, ...], strides: Strides
+        self, planned: KeptPlan, inputs: tuple[Any, ...], strides: Strides
     ) -> Begin | None:
         """What begins a run for tangents of other layouts; None where the model is no longer as planned."""
         captured = planned.step.captured
@@ -253,14 +210,14 @@ class PlannedModule(nn.Module):
         autocast = torch.autocast(captured.device.type, dtype, enabled, cache_enabled=cached)
         with self._lock, autocast, torch.enable_grad():
             key = call_key(self._model, self._request.mode, inputs, captured.mode)
-            present = self._plans.get(key)
-            if present is None or present.lookup.outdated() is not None:
+            present, _ = self._plans.fitting(key)
+            if present is None:
                 return None
             if present is planned:
                 # Layouts that change once more are left as the outputs have them.
                 wanted = () if planned.layouts.were_seen else strides
                 request = replace(self._request, inputs=inputs, mode=captured.mode, tangent_strides=wanted)
-                present = self._current = self._plan_step(key, request)
+                present = self._current = self._plan_step(key, request, instead_of=planned)
                 present.layouts.are_known |= not wanted
             elif present.step.captured.tangent_strides != strides and not is_spread(captured.tangent_strides):
                 return None
@@ -361,7 +318,7 @@ class PlannedModule(nn.Module):
         old = self._request
         model, loss_fn, optimizer = copy.deepcopy((old.model, old.loss_fn, old.optimizer), memo)
         request = replace(old, model=model, loss_fn=loss_fn, optimizer=optimizer)
-        remade = _remade(request, self._example, self._compile, self._most_plans, self._cuda_graph)
+        remade = _remade(request, self._example, self._compile, self._plans.limit, self._cuda_graph)
         memo[id(self)] = remade
         remade.__dict__.update(copy.deepcopy(carried(self), memo))
         return remade
@@ -369,7 +326,7 @@ class PlannedModule(nn.Module):
     def __reduce__(self) -> Any:
         """Pickled are model, loss, optimizer and options; plans are made again, or found on disk."""
         refuse_unnamed(self._request.loss_fn)
-        arguments = self._request, self._example, self._compile, self._most_plans, self._cuda_graph
+        arguments = self._request, self._example, self._compile, self._plans.limit, self._cuda_graph
         return _remade, arguments, carried(self)
 
     def train(self, mode: bool = True) -> PlannedModule:

@@ -177,7 +177,11 @@ def test_numbers_that_become_or_leave_zero_plan_again(make, options, change):
     replanned(twins, 1)
     for optimizer in twins.optimizers:
         optimizer.param_groups[0].update({key: before[0][key] for key in change})
-    replanned(twins, 2)
+    if change == {"momentum": 0.9}:
+        replanned(twins, 2)  # the first plan knows no momentum buffer, which stays
+    else:
+        twins.run(vectors(3))
+        assert twins.step.replans == 1  # the first plan fits again
 
 
 def test_a_number_that_becomes_a_tensor_is_no_longer_read_as_a_number():
@@ -207,7 +211,7 @@ def test_a_learning_rate_that_decays_to_zero():
         for scheduler in twins.schedulers:
             scheduler.step()
     twins.compare()
-    assert twins.step.replans == 2
+    assert twins.step.replans == 1
 
 
 def test_schedulers_do_not_warn():
