@@ -159,6 +159,11 @@ def explained(model: nn.Module) -> Iterator[None]:
                 "nn.CrossMapLRN2d does, which capturing cannot follow: make tensors in their final shape; "
                 "nn.LocalResponseNorm does"
             ) from error
+        if isinstance(error, SyntaxError) and ".from(" in (error.text or ""):
+            raise CaptureError(
+                f"{name} calls random_ with two bounds, an operator whose name torch.fx cannot write: use "
+                "torch.randint or torch.randint_like, which draw the same numbers"
+            ) from error
         recurrent = [each for each, module in model.named_modules() if isinstance(module, nn.RNNBase)]
         if recurrent and "data pointer" in str(error):
             raise CaptureError(

@@ -227,6 +227,10 @@ def test_torchscript():
     refused_with_hooks(model, "module '1' was compiled by TorchScript")
 
 
+def test_an_operator_that_fx_cannot_write():
+    refused(Changed(lambda self, x: self.body(x + torch.empty_like(x).random_(0, 5))), "use torch.randint")
+
+
 def test_gradient_hooks():
     model = mlp()
     model[0].weight.register_hook(lambda gradient: gradient)
