@@ -107,12 +107,18 @@ class KeptPlans:
         del self._plans[: -self.limit]
 
     def drop_lost(self) -> bool:
-        """Forget plans for tensors that the model no longer has, after ``.to(dtype)`` for instance.
+        """Forget plans for tensors or modules that the model no longer has, as after ``.to(dtype)``.
+
+        A plan holds on to its modules, and they to their parameters.
 
         Returns:
             Whether there were any.
         """
-        present = [each for each in self._plans if not each.lookup.tensors_lost()]
+        present = [
+            each
+            for each in self._plans
+            if not each.lookup.structure_outdated() and not each.lookup.tensors_lost()
+        ]
         lost = len(present) < len(self._plans)
         self._plans = present
         return lost

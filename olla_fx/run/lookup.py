@@ -138,7 +138,7 @@ class StepLookup:
 
     def _modules_outdated(self) -> str | None:
         if self._modules_glance.shows_change() or self._loss_modules_differ():
-            reason = self._structure_outdated() or self._flags_or_hooks_outdated()
+            reason = self.structure_outdated() or self._flags_or_hooks_outdated()
             if reason is not None:
                 return reason
         changed = self._captured.python_state.changed()
@@ -152,7 +152,7 @@ class StepLookup:
                 return f"the hooks of module {name} changed"
         return None
 
-    def _structure_outdated(self) -> str | None:
+    def structure_outdated(self) -> str | None:
         """Which module is another one, or has another place; None while all are the same."""
         if not self._modules_glance.shows_other_children() and not self._loss_modules_differ():
             return None

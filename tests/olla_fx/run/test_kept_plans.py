@@ -1,6 +1,8 @@
 """Loops that go to and fro between two states of a model plan each of them once."""
 
 import copy
+import gc
+import weakref
 from contextlib import nullcontext
 from functools import partial
 
@@ -145,4 +147,27 @@ def test_plans_for_tensors_that_are_gone_are_dropped():
     planned = olla_fx.optimize(model, vectors(1)[0][0], solver="none")
     model.double()
     planned(vectors(1)[0][0].double()).sum().backward()
+    assert (planned.replans, len(planned._plans)) == (1, 1)
+
+
+@pytest.mark.parametrize("mode", ["training", "inference", "own loop"])
+def test_a_replaced_module_is_not_kept_by_its_plan(mode):
+    model, (x, y) = mlp(), vectors(1)[0]
+    if mode == "training":
+        optimizer = MOMENTUM(model.parameters())
+        planned = olla_fx.optimize(model, (x, y), loss_fn=F.cross_entropy, optimizer=optimizer, solver="none")
+        batch = x, y
+    else:
+        planned, batch = olla_fx.optimize(model.train(mode == "own loop"), x, solver="none"), (x,)
+    planned(*batch)
+    layer = model[0]
+    gone = [weakref.ref(layer), weakref.ref(layer.weight)]
+    model[0] = copy.deepcopy(layer)
+    if mode == "training":
+        optimizer.state.clear()
+        optimizer.param_groups[0]["params"] = list(model.parameters())
+    del layer
+    planned(*batch)
+    gc.collect()
+    assert [each() for each in gone] == [None, None]
     assert (planned.replans, len(planned._plans)) == (1, 1)
