@@ -74,6 +74,24 @@ class TensorSpec:
             and not tensor.is_conj()
         )
 
+    @property
+    def last_offset(self) -> int:
+        """How many elements after the first the last one lies; 0 where there is none."""
+        if 0 in self.shape:
+            return 0
+        return sum((extent - 1) * step for extent, step in zip(self.shape, self.stride, strict=True))
+
+    @property
+    def overlaps_itself(self) -> bool:
+        """Whether several elements may lie in one place, as those of an expanded tensor."""
+        end = 0
+        dimensions = zip(self.stride, self.shape, strict=True)
+        for step, extent in sorted(dimensions) if 0 not in self.shape else ():
+            if extent > 1 and step <= end:
+                return True
+            end += step * (extent - 1)
+        return False
+
     def empty(self, *, meta_as: torch.device) -> torch.Tensor:
         """A new tensor of this shape and layout in a storage of its own; a meta one on ``meta_as``."""
         device = meta_as if self.device.type == "meta" else self.device

@@ -37,7 +37,8 @@ def capture(request: StepRequest) -> CapturedStep:
         CaptureError: when the model depends on values of its data, rejects the example, has hooks or
             side effects, or its optimizer cannot be captured. Model and optimizer are untouched.
     """
-    with torch_compat.without_saved_tensor_hooks():
+    # The caller's search for anomalies would look into tensors without values.
+    with torch_compat.without_saved_tensor_hooks(), torch.autograd.set_detect_anomaly(False):
         return _capture(request)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from olla_fx.capture.inputs import Role, StepInput, TensorSlot, step_modules
+from olla_fx.capture.inputs import Role, StepInput, TensorSlot, TensorSpec, step_modules
 from olla_fx.capture.optimizer import OptimizerLayout
 from olla_fx.capture.python_state import PythonState
 from olla_fx.capture.recipe import Recipe
@@ -153,8 +153,16 @@ class CapturedStep:
     @functools.cached_property
     def tangent_strides(self) -> tuple[tuple[int, ...], ...]:
         """Element strides of the tangents, in order."""
+        return tuple(each.stride for each in self._tangents())
+
+    @property
+    def tangents_overlap(self) -> bool:
+        """Whether a tangent has several elements in one place."""
+        return any(each.overlaps_itself for each in self._tangents())
+
+    def _tangents(self) -> list[TensorSpec]:
         specs = [each.spec for each in self.inputs if each.role is Role.TANGENT]
-        return tuple(each.stride for each in specs if each is not None)
+        return [each for each in specs if each is not None]
 
     @functools.cached_property
     def wanted(self) -> tuple[int, ...]:

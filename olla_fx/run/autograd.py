@@ -17,7 +17,7 @@ from olla_fx.capture import CapturedStep, StepInput
 from olla_fx.errors import BackwardError
 from olla_fx.run.copies import copies_of
 from olla_fx.run.executor import Run
-from olla_fx.run.repetition import Repetition, is_spread
+from olla_fx.run.repetition import Repetition
 
 
 class Pass:
@@ -97,7 +97,8 @@ class Pass:
                     "change a clone, or after backward"
                 )
         try:
-            run = self._repeated(tangents, run)
+            tangents = [None if each is None else _resolved(each) for each in tangents]
+            run = self._repeated(tangents, run, again=again)
             kept = copies_of(self._kept) if again else self._kept
             fitting = [self._fitting(index, tangent) for index, tangent in enumerate(tangents)]
             gradients = run.run_phase(1, [*self._arguments, *fitting, kept], last=not again)
@@ -109,23 +110,26 @@ class Pass:
         by_index = self._separated(tangents, gradients)
         return [by_index.get(index) for index in self.wanted]
 
-    def _repeated(self, tangents: Sequence[torch.Tensor | None], run: Run) -> Run:
+    def _repeated(self, tangents: Sequence[torch.Tensor | None], run: Run, *, again: bool) -> Run:
         """The run whose backward takes tangents of these layouts: this one, or one with forward run again."""
-        repetition, self._repetition = self._repetition, None
-        if repetition is None or any(each is not None and torch_compat.is_batched(each) for each in tangents):
+        repetition = self._repetition
+        if not again:
+            self._repetition = None
+        if repetition is None:
             return run
         planned = self._captured.tangent_strides
         strides = tuple(
             stride if tangent is None else tangent.stride()
             for tangent, stride in zip(tangents, planned, strict=True)
         )
-        begin = repetition.begin(planned, strides)
-        if begin is None:
+        plan = repetition.plan_for(strides)
+        if plan is None:
             return run
         self._versions = [each for each in self._versions if each[2] is not None]
         self._kept, self._run = [], None
         run.release()
-        self._captured, run, self._arguments, self._kept = repetition.forward(begin)
+        self._captured = plan.captured
+        run, self._arguments, self._kept = repetition.forward(plan)
         self._run = run
         return run
 
@@ -176,22 +180,31 @@ class Pass:
             # By way of its storage: elements may share a place, which zero_ would refuse.
             zeros.new_empty(0).set_(zeros.untyped_storage()).zero_()
             return zeros
-        if torch_compat.is_batched(tangent):
-            raise BackwardError(
-                "several backwards at once (is_grads_batched=True, vectorize=True) do not go through a "
-                "planned module, whose backward is planned for one: call the model itself there, or one "
-                "after another"
-            )
-        tangent = tangent.detach().resolve_conj().resolve_neg()
         if spec.fits(tangent):
             return tangent
-        if is_spread((spec.stride,)):
+        if spec.overlaps_itself:
             raise BackwardError(
                 "a gradient comes in another memory layout than at the backward before, and forward cannot "
-                "be repeated for it, because what it has read was changed since: change a clone, or after "
-                "backward"
+                "be repeated for it, because the model or what forward has read was changed since: change a "
+                "clone, or after backward"
             )
         return spec.empty(meta_as=tangent.device).copy_(tangent)
+
+
+def _resolved(tangent: torch.Tensor) -> torch.Tensor:
+    """A tangent that kernels can read: dense, and neither to be conjugated nor negated."""
+    if torch_compat.is_batched(tangent):
+        raise BackwardError(
+            "several backwards at once (is_grads_batched=True, vectorize=True) do not go through a "
+            "planned module, whose backward is planned for one: call the model itself there, or one "
+            "after another"
+        )
+    if tangent.layout is not torch.strided:
+        raise BackwardError(
+            f"the gradient of an output is a {tangent.layout} tensor, and backward is planned for strided "
+            "ones: take the operation that makes it with sparse=False"
+        )
+    return tangent.detach().resolve_conj().resolve_neg()
 
 
 class PlannedFunction(torch.autograd.Function):

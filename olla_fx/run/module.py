@@ -39,7 +39,7 @@ from olla_fx.run.executor import Binding, RunCounts
 from olla_fx.run.kept_plans import CompiledStep, KeptPlan, KeptPlans
 from olla_fx.run.lookup import StepLookup
 from olla_fx.run.remaking import carried, refuse_unnamed
-from olla_fx.run.repetition import Begin, Repetition, Strides, TangentLayouts, is_spread
+from olla_fx.run.repetition import AnotherPlan, Repetition, Strides, TangentLayouts
 from olla_fx.run.shared_buffer import Lease, SharedBuffer
 from olla_fx.torch_compat import pytree
 
@@ -169,7 +169,7 @@ class PlannedModule(nn.Module):
         if self._cuda_graph:
             check_graph_request(request, step.captured.device)
             graphed = GraphedStep(step.captured, step.executor)
-        layouts = TangentLayouts.of(request.tangent_strides)
+        layouts = TangentLayouts.of(step.captured, seen=bool(request.tangent_strides))
         lookup = StepLookup(step.captured, self._request)
         planned = KeptPlan(key, step, lookup, example, graphed, layouts)
         self._plans.keep(planned, instead_of)
@@ -203,26 +203,36 @@ class PlannedModule(nn.Module):
 
     def _planned_for_tangents(
         self, planned: KeptPlan, inputs: tuple[Any, ...], strides: Strides
-    ) -> Begin | None:
-        """What begins a run for tangents of other layouts; None where the model is no longer as planned."""
+    ) -> AnotherPlan | None:
+        """The plan for tangents of other layouts; None where the model is no longer as it was planned for."""
         captured = planned.step.captured
         enabled, dtype, cached = captured.autocast
         autocast = torch.autocast(captured.device.type, dtype, enabled, cache_enabled=cached)
         with self._lock, autocast, torch.enable_grad():
             key = call_key(self._model, self._request.mode, inputs, captured.mode)
+            # What fits the model as it is now might be the plan for another state than forward has seen.
+            if key != planned.key or planned.lookup.outdated() is not None:
+                return None
             present, _ = self._plans.fitting(key)
-            if present is None:
-                return None
-            if present is planned:
+            if present is not None and present is not planned:
+                if present.step.captured.tangent_strides == strides:
+                    return self._another(present, inputs)
+                if not captured.tangents_overlap:
+                    return None
+            latest = present or planned
+            if latest is planned or latest.step.captured.tangents_overlap:
                 # Layouts that change once more are left as the outputs have them.
-                wanted = () if planned.layouts.were_seen else strides
+                wanted = () if latest.layouts.were_seen else strides
                 request = replace(self._request, inputs=inputs, mode=captured.mode, tangent_strides=wanted)
-                present = self._current = self._plan_step(key, request, instead_of=planned)
-                present.layouts.are_known |= not wanted
-            elif present.step.captured.tangent_strides != strides and not is_spread(captured.tangent_strides):
-                return None
-        step = present.step
-        return lambda: (step.captured, step.executor.start(self._lease()))
+                latest = self._current = self._plan_step(key, request, instead_of=latest)
+                settled = not wanted and not latest.step.captured.tangents_overlap
+                latest.layouts.are_known |= settled
+            return self._another(latest, inputs)
+
+    def _another(self, planned: KeptPlan, inputs: tuple[Any, ...]) -> AnotherPlan:
+        step, layouts = planned.step, planned.layouts
+        again = partial(self._planned_for_tangents, planned, inputs)
+        return AnotherPlan(step.captured, layouts, lambda: step.executor.start(self._lease()), again)
 
     def _lease(self) -> Lease | None:
         """A claim on the buffer; None, counted, while it holds what a backward still needs."""
