@@ -25,6 +25,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
+#include <torch/headeronly/version.h>
 
 #include "module.h"
 
@@ -291,6 +292,17 @@ class CudaArenaAllocator final : public torch::cuda::CUDAPluggableAllocator::CUD
   void markCaptureEnd(DeviceIndex device) {
     pass_on([&](auto* stock) -> decltype(stock->markCaptureEnd(device)) { stock->markCaptureEnd(device); });
   }
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* block) override {
+    return native->getContextForPointer(block);
+  }
+  void attachOomRejectionObserver(caching::OomRejectionObserver observer) override {
+    native->attachOomRejectionObserver(std::move(observer));
+  }
+  c10::DataPtr allocateWithAddress(size_t size, void* address) override {
+    return native->allocateWithAddress(size, address);
+  }
+#endif
 
  private:
   template <typename Call>
