@@ -2,6 +2,7 @@
 
     python examples/benchmarks/speed.py
     python examples/benchmarks/speed.py --models torchvision:resnet18 --pairs 60 --json speed.json
+    python examples/benchmarks/speed.py --own-loop
 
 Each pair runs an eager and a planned step one after the other, in alternating order, on the same weights and
 data. The figure is the median of the pairs' ratios (planned / eager), with the 95 % interval of a bootstrap.
@@ -14,11 +15,13 @@ import copy
 import json
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from stopwatch import bootstrap_interval, paired
+from torch import nn
 
 import olla_fx
 from olla_fx import arena
@@ -39,6 +42,9 @@ def main() -> None:
     parser.add_argument("--image-size", type=int)
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--own-loop", action="store_true", help="plan forward and backward; loss and update are eager in both"
+    )
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -58,7 +64,7 @@ def main() -> None:
 
 
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, object]:
-    """The paired times of one model's whole training step."""
+    """The paired times of one model's training steps."""
     case = build_model(
         name,
         batch_size=arguments.batch_size,
@@ -70,17 +76,20 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, object]:
     eager_optimizer, optimizer = (
         optimizer_by_name("sgd", each.parameters()) for each in (eager_model, case.model)
     )
-    step = olla_fx.optimize(case.model, case.inputs, loss_fn=loss_fn, optimizer=optimizer)
     *inputs, target = case.inputs
 
-    def eager() -> None:
-        eager_optimizer.zero_grad()
-        loss_fn(eager_model(*inputs), target).backward()
-        eager_optimizer.step()
+    def loop(model: nn.Module, own_optimizer: torch.optim.Optimizer) -> None:
+        own_optimizer.zero_grad()
+        loss_fn(model(*inputs), target).backward()
+        own_optimizer.step()
 
-    def planned() -> None:
-        step(*case.inputs)
-
+    eager = partial(loop, eager_model, eager_optimizer)
+    if arguments.own_loop:
+        step = olla_fx.optimize(case.model, tuple(inputs))
+        planned = partial(loop, step, optimizer)
+    else:
+        step = olla_fx.optimize(case.model, case.inputs, loss_fn=loss_fn, optimizer=optimizer)
+        planned = partial(step, *case.inputs)
     for _ in range(3):
         eager()
         planned()
