@@ -72,7 +72,7 @@ CHANGES: dict[str, Change] = {
     "an attribute hides the class's": lambda model: setattr(model, "gain", 5.0),
 }
 CLASS_CHANGES: dict[str, tuple[str, object]] = {
-    "forward": ("forward", lambda self, x: self.first(x)),
+    "forward": ("forward", lambda self, x: self.first(x).exp().sum(1)),
     "a property": ("power", property(lambda self: 3)),
     "a value": ("gain", 7.0),
     "what hides a child": ("act", staticmethod(torch.tanh)),
@@ -81,12 +81,16 @@ CLASS_CHANGES: dict[str, tuple[str, object]] = {
 }
 
 
-def _equal(planned: nn.Module, eager: nn.Module) -> None:
+def _equal(planned: olla_fx.PlannedModule, eager: nn.Module) -> None:
     for seed in range(2):
         torch.manual_seed(seed)
         x = torch.randn(3, 4)
+        planned.poison()
         with torch.no_grad():
             assert_same(planned(x), eager(x), "outputs")
+    assert planned.binding == "buffer"
+    assert planned.counts.served > 0
+    assert planned.counts.outside == 0, planned.outside_log
 
 
 @pytest.mark.parametrize("change", CHANGES)

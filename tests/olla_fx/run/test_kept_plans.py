@@ -94,17 +94,26 @@ def test_autocast_in_every_other_step():
     assert planned.counts.served > 0
 
 
-@pytest.mark.parametrize("make", [sgd, MOMENTUM, optim.AdamW])
-def test_layers_frozen_in_every_other_step(make):
-    twins = Twins(SmallNet(0.0), make, images(1)[0])
-    for index, batch in enumerate(images(20)):
+def _train_in_states(twins, batches, change):
+    """Steps of both, compared, each after ``change(model, index)``."""
+    for index, batch in enumerate(batches):
         for model in (twins.eager, twins.planned):
-            model.conv.requires_grad_(index % 2 == 0)
-            model.conv.zero_grad()
+            change(model, index)
         expected = twins.train_eager(batch)
         twins.step.poison()
         assert_same(expected, twins.step(*batch), "loss")
     twins.compare()
+
+
+def _freeze_every_other_time(model, index):
+    model.conv.requires_grad_(index % 2 == 0)
+    model.conv.zero_grad()
+
+
+@pytest.mark.parametrize("make", [sgd, MOMENTUM, optim.AdamW])
+def test_layers_frozen_in_every_other_step(make):
+    twins = Twins(SmallNet(0.0), make, images(1)[0])
+    _train_in_states(twins, images(20), _freeze_every_other_time)
     assert (twins.step.replans, len(twins.step._plans)) == (1, 2)
     assert_served(twins.step, 20, 1)
 
@@ -119,27 +128,17 @@ def test_a_number_that_changes_to_and_fro():
             return self.body(x) * self.scale
 
     twins = Twins(Scaled(), MOMENTUM, vectors(1)[0])
-    for index, batch in enumerate(vectors(20)):
-        for model in (twins.eager, twins.planned):
-            model.scale = (1.0, 0.5, 2.0)[index % 3]
-        expected = twins.train_eager(batch)
-        twins.step.poison()
-        assert_same(expected, twins.step(*batch), "loss")
-    twins.compare()
+    _train_in_states(
+        twins, vectors(20), lambda model, index: setattr(model, "scale", (1.0, 0.5, 2.0)[index % 3])
+    )
     assert (twins.step.replans, len(twins.step._plans)) == (2, 3)
     assert_served(twins.step, 20, 1)
 
 
 def test_the_limit_counts_states_too():
     twins = Twins(SmallNet(0.0), MOMENTUM, images(1)[0], most_plans=1)
-    for index, batch in enumerate(images(4)):
-        for model in (twins.eager, twins.planned):
-            model.conv.requires_grad_(index % 2 == 0)
-            model.conv.zero_grad()
-        assert_same(twins.train_eager(batch), twins.step(*batch), "loss")
-        assert len(twins.step._plans) == 1
-    twins.compare()
-    assert twins.step.replans == 3
+    _train_in_states(twins, images(4), _freeze_every_other_time)
+    assert (twins.step.replans, len(twins.step._plans)) == (3, 1)
 
 
 def test_plans_for_tensors_that_are_gone_are_dropped():

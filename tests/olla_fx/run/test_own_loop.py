@@ -668,6 +668,9 @@ def test_gradients_come_in_other_layouts_again_and_again():
         for optimizer in loops.optimizers:
             optimizer.step()
     assert_same_models(loops.eager, loops.model)
+    # Of four forwards that wait together one has the buffer.
+    assert (loops.planned.binding, loops.planned.stock_runs) == ("buffer", 15)
+    assert loops.planned.counts.served > 0
 
 
 class Shifted(nn.Module):
