@@ -21,7 +21,7 @@ from torch import nn
 
 import olla_fx
 from olla_fx.arena import ArenaUnavailableError
-from olla_fx.baseline import Baseline, dispatched_baseline, record_baseline
+from olla_fx.eager.baseline import Baseline, dispatched_baseline, record_baseline
 from olla_fx.models import import_torchvision
 from olla_fx.report import format_bytes, format_table
 

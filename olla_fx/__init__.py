@@ -5,6 +5,7 @@
 
 from olla_fx.api import optimize, plan
 from olla_fx.arena import interrupted
+from olla_fx.eager.record import LoopReport, Recording, record
 from olla_fx.errors import (
     BackwardError,
     CaptureError,
@@ -15,7 +16,6 @@ from olla_fx.errors import (
     UnsupportedOptimizerError,
 )
 from olla_fx.plan import Plan
-from olla_fx.record import LoopReport, Recording, record
 from olla_fx.run import Binding, PlannedModule
 
 __all__ = [

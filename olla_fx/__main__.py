@@ -2,7 +2,7 @@
 
 import sys
 
-from olla_fx.cli import main
+from olla_fx.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,12 +18,12 @@ from olla_fx.capture import CapturedStep, Mode, Recipe, StepRequest, capture
 from olla_fx.capture.eager import eager_baseline
 from olla_fx.capture.optimizer import warn_about_fused
 from olla_fx.dataflow import Dataflow, build_dataflow
+from olla_fx.disk_cache import cached_plan
 from olla_fx.errors import CaptureError
+from olla_fx.passes import rewrite
 from olla_fx.plan import Plan
-from olla_fx.plan_cache import cached_plan
-from olla_fx.rewrite import rewrite
 from olla_fx.run import MOST_PLANS, Compile, CompiledStep, Executor, PlannedModule, SharedBuffer
-from olla_solvers import backends
+from olla_solvers.ilp import backends
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import Problem

@@ -60,7 +60,7 @@ def build_dataflow(graph_module: fx.GraphModule, device: torch.device) -> Datafl
 
     Args:
         graph_module: propagated with fake tensors
-            (:func:`olla_fx.rewrite.propagate.propagate_fake_tensors`).
+            (:func:`olla_fx.passes.propagate.propagate_fake_tensors`).
         device: whose alignment the sizes are rounded to.
 
     Returns:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from olla_fx.baseline import Baseline
+from olla_fx.eager.baseline import Baseline
 from olla_solvers.errors import ProblemError
 from olla_solvers.plan import MemoryPlan, Provenance
 from olla_solvers.plan_json import plan_from_json, plan_to_json

@@ -395,7 +395,7 @@ def test_on_a_gpu_what_was_there_before_the_step_is_not_counted(monkeypatch: pyt
         return baseline
 
     module = types.SimpleNamespace(measure_cuda_baseline=measure)
-    monkeypatch.setitem(sys.modules, "olla_fx.baseline_cuda", module)
+    monkeypatch.setitem(sys.modules, "olla_fx.eager.recorded_cuda", module)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
     needed = baselines.measured(lambda: runs.append(1), "cuda")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from olla_fx import cli
+from olla_fx.cli import main as cli
 
 ROOT = Path(__file__).parents[1]
 PATHS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -20,17 +20,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from olla_solvers import backends
 from olla_solvers.analysis import captured_order, peak_bytes, precedence_bound
+from olla_solvers.baselines.inductor import HEURISTICS
 from olla_solvers.errors import OllaError
+from olla_solvers.graph.contract import contract
+from olla_solvers.graph.flow import FlowGraph, flow_of
+from olla_solvers.graph.split import split
+from olla_solvers.ilp import backends
 from olla_solvers.order import ALL_TECHNIQUES, LITERAL, order, order_in_stages
 from olla_solvers.order.bounds import mincut_bound
-from olla_solvers.order.contract import contract
-from olla_solvers.order.flow import FlowGraph, flow_of
 from olla_solvers.order.greedy import best_order, free_first
-from olla_solvers.order.inductor import HEURISTICS
-from olla_solvers.order.program_size import program_size
-from olla_solvers.order.split import split
+from olla_solvers.paper.program_size import program_size
 from olla_solvers.problem import Problem
 
 MODELS = (

@@ -19,12 +19,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from olla_solvers import backends
-from olla_solvers.joint import joint_plan
+from olla_solvers.graph.flow import flow_of
+from olla_solvers.ilp import backends
 from olla_solvers.order import ALL_TECHNIQUES, LITERAL, Techniques, order
-from olla_solvers.order.flow import flow_of
 from olla_solvers.order.portfolio import Portfolio
 from olla_solvers.order.search import ALL_RULES, SearchRules
+from olla_solvers.paper.joint import joint_plan
 from olla_solvers.problem import Problem
 
 OF_THE_PAPER = ("spans", "useful_lifetimes", "preserved", "precedence", "early_updates", "shared_outputs")

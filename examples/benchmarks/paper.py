@@ -28,8 +28,8 @@ from paper_figures.figure import Figure, csv_text, curves_csv, markdown
 from paper_figures.jobs import FIGURES, OLLA, Job, jobs_of
 from paper_figures.runner import apart, prepare, rows_of, run_all, stored
 
-from olla_solvers import backends
 from olla_solvers.errors import OllaError
+from olla_solvers.ilp import backends
 
 ALL = {figure.key: figure for figure in (*olla.FIGURES, *others.FIGURES)}
 

@@ -30,8 +30,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from olla_solvers import backends
 from olla_solvers.errors import NoSolutionError, OllaError, ProblemError
+from olla_solvers.ilp import backends
 from olla_solvers.place import METHODS, place
 from olla_solvers.place.bound import max_live_bytes
 from olla_solvers.place.search import compilation_seconds, is_available

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from olla_fx import torch_compat
-from olla_fx.baseline import Baseline, dispatched_baseline
 from olla_fx.capture import optimizer as optimizers
+from olla_fx.capture.constant_folding import KnownValues
 from olla_fx.capture.inputs import Role, TensorSlot, TensorSpec, tensor_slots
-from olla_fx.capture.known_values import KnownValues
-from olla_fx.capture.shadow_model import ShadowModel
+from olla_fx.capture.model_copy import ShadowModel
 from olla_fx.capture.types import Mode, OutputAlias, StepRequest, plan_device
+from olla_fx.eager.baseline import Baseline, dispatched_baseline
 from olla_fx.torch_compat import pytree
 
 

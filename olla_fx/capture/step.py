@@ -17,6 +17,7 @@ from torch import fx
 from olla_fx import torch_compat
 from olla_fx.capture.eager import FakeStep
 from olla_fx.capture.inputs import Role
+from olla_fx.capture.model_copy import refuse_side_effects
 from olla_fx.capture.refusals import (
     explained,
     no_python_randomness,
@@ -24,7 +25,6 @@ from olla_fx.capture.refusals import (
     refuse_effects,
     refuse_mixed_types,
 )
-from olla_fx.capture.shadow_model import refuse_side_effects
 from olla_fx.capture.tracing import Tracing
 from olla_fx.capture.types import CapturedStep, Mode, StepRequest
 from olla_fx.errors import CaptureError

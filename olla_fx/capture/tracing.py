@@ -16,14 +16,14 @@ from torch import nn
 
 from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
-from olla_fx.capture.as_eager import AsEager
 from olla_fx.capture.eager import FakeStep
+from olla_fx.capture.eager_numerics import AsEager
 from olla_fx.capture.inputs import WANTS_GRADIENT, Role, StepInput, TensorSlot, TensorSpec, tensor_slots
+from olla_fx.capture.model_copy import ShadowModel
 from olla_fx.capture.optimizer import OptimizerLayout
 from olla_fx.capture.python_state import PythonState
 from olla_fx.capture.recipe import joined, refuse_sparse, separated
 from olla_fx.capture.refusals import explained
-from olla_fx.capture.shadow_model import ShadowModel
 from olla_fx.capture.types import Mode, OutputAlias, OutputLayout, StepRequest, plan_device
 from olla_fx.errors import CaptureError
 from olla_fx.torch_compat import pytree
@@ -342,7 +342,7 @@ class Tracing:
         """Flat results, each behind a ``clone`` that keeps AOTAutograd from hiding its aliases.
 
         The clones are removed again when the graph is cleaned
-        (:func:`olla_fx.rewrite.cleanup.drop_output_copies`).
+        (:func:`olla_fx.passes.cleanup.drop_output_copies`).
         """
         leaves, spec = pytree.tree_flatten(answer)
         results: list[torch.Tensor] = []

@@ -1,9 +1,9 @@
 """Runs a planned step: looks its inputs up, records the first call, replays the rest in one buffer."""
 
 from olla_fx.run.executor import Binding, Executor, RunCounts
-from olla_fx.run.kept_plans import CompiledStep
 from olla_fx.run.lookup import StepLookup
 from olla_fx.run.module import MOST_PLANS, Compile, PlannedModule
+from olla_fx.run.plan_cache import CompiledStep
 from olla_fx.run.shared_buffer import SharedBuffer
 
 __all__ = [

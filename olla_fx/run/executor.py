@@ -26,11 +26,11 @@ from torch import fx
 from olla_fx import arena, torch_compat
 from olla_fx.capture import StepInput
 from olla_fx.dataflow import Dataflow
-from olla_fx.emit import emit
+from olla_fx.emit.codegen import prepared
+from olla_fx.emit.emit import emit
 from olla_fx.errors import BufferMemoryError
 from olla_fx.report.table import format_bytes
 from olla_fx.run.persistent import allocate_library_workspaces
-from olla_fx.run.prepared import prepared
 from olla_fx.run.recording import (
     RecordingInterpreter,
     StepRecord,

@@ -36,9 +36,9 @@ from olla_fx.run.calls import (
 )
 from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
 from olla_fx.run.executor import Binding, RunCounts
-from olla_fx.run.kept_plans import CompiledStep, KeptPlan, KeptPlans
 from olla_fx.run.lookup import StepLookup
-from olla_fx.run.remaking import carried, refuse_unnamed
+from olla_fx.run.pickling import carried, refuse_unnamed
+from olla_fx.run.plan_cache import CompiledStep, KeptPlan, KeptPlans
 from olla_fx.run.repetition import AnotherPlan, Repetition, Strides, TangentLayouts
 from olla_fx.run.shared_buffer import Lease, SharedBuffer
 from olla_fx.torch_compat import pytree

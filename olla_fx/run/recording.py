@@ -86,7 +86,7 @@ class RecordingInterpreter(fx.Interpreter):
         """Prepare a run.
 
         Args:
-            graph_module: from :func:`olla_fx.emit.emit`.
+            graph_module: from :func:`olla_fx.emit.emit.emit`.
             operators: timestep of each operator node.
             device: whose addresses to note. Kernels return some numbers on the host that fake tensors have on
                 the device: attention's random seed, for one.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from olla_solvers import backends
+from olla_solvers.ilp import backends
 from olla_solvers.order import order
 from olla_solvers.order.alternatives import orders_of_peak
 from olla_solvers.place import place, spans_of

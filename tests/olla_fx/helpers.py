@@ -16,7 +16,7 @@ import olla_fx
 from olla_fx import PlannedModule
 from olla_fx.capture import CapturedStep, Mode, StepRequest, capture
 from olla_fx.dataflow import Dataflow, build_dataflow
-from olla_fx.rewrite import RewriteReport, rewrite
+from olla_fx.passes import RewriteReport, rewrite
 
 Batch = tuple[Any, ...]
 Scheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]

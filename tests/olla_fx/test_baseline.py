@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from olla_fx.arena import AllocationEvent, EventKind, available
-from olla_fx.baseline import (
+from olla_fx.eager.baseline import (
     Baseline,
     BaselineSource,
     baseline_from_events,

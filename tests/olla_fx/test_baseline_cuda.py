@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from olla_fx.arena import AllocationEvent, EventKind
-from olla_fx.baseline import baseline_from_events
-from olla_fx.baseline_cuda import resident_at_peak
-from olla_solvers.place.caching_allocator import MIB, CachingAllocatorModel
+from olla_fx.eager.baseline import baseline_from_events
+from olla_fx.eager.recorded_cuda import resident_at_peak
+from olla_solvers.baselines.caching_allocator import MIB, CachingAllocatorModel
 
 GROWTH = [("segment_alloc", 20), ("alloc", 4), ("alloc", 6)]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from olla_fx import cli
+from olla_fx.cli import main as cli
 from olla_solvers.problem import Array, Operator, Problem
 
 FACTORY = """

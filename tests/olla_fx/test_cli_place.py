@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from olla_fx.cli import main
+from olla_fx.cli.main import main
 from olla_solvers.place.spans_csv import read_spans
 
 HEADER = "id,lower,upper,size\n"

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from olla_fx.capture import Mode, Role, StepInput, StepRequest, TensorSpec, capture
 from olla_fx.dataflow import build_dataflow, draws_random_numbers, rounded
-from olla_fx.emit import emit
-from olla_fx.rewrite import propagate_fake_tensors, rewrite
+from olla_fx.emit.emit import emit
+from olla_fx.passes import propagate_fake_tensors, rewrite
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import ArrayKind
 from tests.olla_fx.helpers import SmallNet, captured_training, front, images, mlp, same_bits, vectors

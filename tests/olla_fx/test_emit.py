@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import optim
 
-from olla_fx.emit import emit
+from olla_fx.emit.emit import emit
 from olla_solvers.analysis import lifetimes
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import ArrayKind

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from olla_fx import plan_cache
+from olla_fx import disk_cache as plan_cache
 from olla_solvers.planner import make_plan
 from tests.olla_fx.helpers import SmallNet, Twins, captured_training, front, images, mlp, sgd, vectors
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import olla_fx
 from olla_fx import RecordingError
 from olla_fx.arena import AllocationEvent, EventKind
-from olla_fx.iterations import find_period, spans_of_iteration
+from olla_fx.eager.iterations import find_period, spans_of_iteration
 from olla_fx.run.executor import MOST_RECORDINGS
 from olla_solvers.place.bound import max_live_bytes
 from tests.olla_fx.helpers import SmallNet, assert_same_models, images

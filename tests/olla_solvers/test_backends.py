@@ -10,10 +10,10 @@ from pathlib import Path
 import pulp
 import pytest
 
-from olla_solvers import backends, solver_process
-from olla_solvers.backends import Outcome, Solution
 from olla_solvers.errors import SolverUnavailableError
-from olla_solvers.model import Expression, LinearModel
+from olla_solvers.ilp import backends, solver_process
+from olla_solvers.ilp.backends import Outcome, Solution
+from olla_solvers.ilp.model import Expression, LinearModel
 from olla_solvers.plan import SolverStatus
 
 ALL = ("cbc", "highs", "gurobi")

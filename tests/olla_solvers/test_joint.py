@@ -9,9 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from olla_solvers.errors import SolverUnavailableError
-from olla_solvers.joint import MOST_ROWS, joint_plan, program_plan
-from olla_solvers.joint_program import joint_program, rows_needed
 from olla_solvers.order import ALL_TECHNIQUES, LITERAL, order
+from olla_solvers.paper.joint import MOST_ROWS, joint_plan, program_plan
+from olla_solvers.paper.joint_program import joint_program, rows_needed
 from olla_solvers.place import place, spans_of
 from olla_solvers.plan import SolverStatus
 from olla_solvers.problem import Array, Operator, Problem

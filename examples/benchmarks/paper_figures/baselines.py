@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from olla_fx.arena import AllocationEvent
-from olla_fx.baseline import BaselineSource, baseline_from_events
+from olla_fx.eager.baseline import BaselineSource, baseline_from_events
 from olla_fx.models import ModelCase
 
 from . import traces
@@ -63,7 +63,7 @@ def measured_on_cuda(step: Callable[[], object], before_bytes: int | None = None
         step: runs one step; its first run is not measured.
         before_bytes: what does not count, parameters mostly; None for what is allocated before the step.
     """
-    from olla_fx.baseline_cuda import measure_cuda_baseline
+    from olla_fx.eager.recorded_cuda import measure_cuda_baseline
 
     device = torch.device("cuda")
     step()  # libraries' handles and persistent workspaces, choices of kernels

@@ -14,7 +14,7 @@ from stopwatch import load_search, paired
 
 import olla_fx
 from olla_fx import arena
-from olla_fx.baseline import BaselineSource
+from olla_fx.eager.baseline import BaselineSource
 from olla_fx.models import ModelCase, build_model, optimizer_by_name
 from olla_fx.plan import Plan
 from olla_fx.run import Binding

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from olla_fx.arena import AllocationEvent, EventKind, available, record_events
-from olla_fx.baseline import BaselineSource, dispatched_events
 from olla_fx.capture import Mode, StepRequest
 from olla_fx.capture.eager import FakeStep
+from olla_fx.eager.baseline import BaselineSource, dispatched_events
 from olla_fx.models import ModelCase
 from olla_solvers.plan import Span
 

@@ -12,17 +12,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from olla_solvers import backends
 from olla_solvers.analysis import peak_bytes, timesteps
-from olla_solvers.order.contract import Contracted, contract, unchanged
-from olla_solvers.order.early_updates import with_early_updates
-from olla_solvers.order.flow import FlowGraph, flow_of
+from olla_solvers.baselines.inductor import HEURISTICS
+from olla_solvers.graph.contract import Contracted, contract, unchanged
+from olla_solvers.graph.flow import FlowGraph, flow_of
+from olla_solvers.graph.split import Piece, split, undivided
+from olla_solvers.ilp import backends
+from olla_solvers.ilp.order_pieces import Refined, refine
+from olla_solvers.ilp.techniques import ALL_TECHNIQUES, LITERAL, Techniques
 from olla_solvers.order.greedy import Found, best_order, best_piece_order, free_first
-from olla_solvers.order.inductor import HEURISTICS
 from olla_solvers.order.portfolio import Portfolio
-from olla_solvers.order.refine import Refined, refine
-from olla_solvers.order.split import Piece, split, undivided
-from olla_solvers.order.techniques import ALL_TECHNIQUES, LITERAL, Techniques
+from olla_solvers.paper.early_updates import with_early_updates
 from olla_solvers.plan import Schedule, SolverEffect, SolverReport
 from olla_solvers.problem import Bytes, OperatorIndex, Problem
 from olla_solvers.progress import ProgressLog

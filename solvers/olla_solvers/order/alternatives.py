@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from olla_solvers.order.contract import contract
-from olla_solvers.order.flow import flow_of
+from olla_solvers.graph.contract import contract
+from olla_solvers.graph.flow import flow_of
+from olla_solvers.graph.split import split
 from olla_solvers.order.greedy import RULES, best_order, list_schedule
-from olla_solvers.order.split import split
 from olla_solvers.problem import Bytes, OperatorIndex, Problem
 
 MOST_OPERATORS = 5000

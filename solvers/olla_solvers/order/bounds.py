@@ -1,11 +1,11 @@
 """Bounds that no order can beat, found without looking for an order.
 
 Precedence bound: while operator v runs, whatever an ancestor made and v or a descendant reads is alive
-(:attr:`~olla_solvers.order.flow.FlowGraph.precedence_bytes`).
+(:attr:`~olla_solvers.graph.flow.FlowGraph.precedence_bytes`).
 
 Min-cut bound: every order runs v from some state that holds v's ancestors and neither v nor its
 descendants. The smallest live(S) over all such states, a minimum cut
-(:mod:`olla_solvers.order.search.cut`), plus v's rise, is needed in every order. The precedence bound counts
+(:mod:`olla_solvers.graph.minimum_cut`), plus v's rise, is needed in every order. The precedence bound counts
 only what is alive in all these states, so it is never larger.
 """
 
@@ -14,10 +14,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from olla_solvers.order.contract import contract
-from olla_solvers.order.flow import FlowGraph, flow_of
-from olla_solvers.order.search.cut import DeadlinePassedError, live_bytes, smallest_state
-from olla_solvers.order.split import split
+from olla_solvers.deadline import DeadlinePassedError
+from olla_solvers.graph.contract import contract
+from olla_solvers.graph.flow import FlowGraph, flow_of
+from olla_solvers.graph.minimum_cut import live_bytes, smallest_state
+from olla_solvers.graph.split import split
 from olla_solvers.problem import Bytes, OperatorIndex, Problem
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from olla_solvers.order.flow import FlowGraph
+from olla_solvers.graph.flow import FlowGraph
 from olla_solvers.problem import Bytes, OperatorIndex
 
 MOST_STEPS = 600_000

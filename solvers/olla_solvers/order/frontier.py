@@ -8,7 +8,7 @@ more, and undoing its producer removes it. In both, ``net`` only ever falls whil
 
 from __future__ import annotations
 
-from olla_solvers.order.flow import FlowGraph
+from olla_solvers.graph.flow import FlowGraph
 from olla_solvers.problem import Bytes, OperatorIndex
 
 

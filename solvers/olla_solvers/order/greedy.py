@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from olla_solvers.graph.flow import FlowGraph
 from olla_solvers.order.exchange import exchange
-from olla_solvers.order.flow import FlowGraph
 from olla_solvers.order.frontier import Frontier
 from olla_solvers.order.lookahead import EFFORTS, lookahead_schedule
 from olla_solvers.problem import Bytes, OperatorIndex

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from olla_solvers.order.flow import FlowGraph
+from olla_solvers.graph.flow import FlowGraph
 from olla_solvers.order.frontier import Frontier
 from olla_solvers.problem import Bytes, OperatorIndex
 

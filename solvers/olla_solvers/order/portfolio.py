@@ -15,18 +15,18 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from olla_solvers import backends
 from olla_solvers.errors import SolverUnavailableError
+from olla_solvers.graph.contract import Contracted, contract, unchanged
+from olla_solvers.graph.flow import FlowGraph
+from olla_solvers.graph.split import Piece, split, undivided
+from olla_solvers.ilp import backends
+from olla_solvers.ilp.order_pieces import Refined, refine
+from olla_solvers.ilp.order_program import variables_needed
 from olla_solvers.order.bounds import MinimumCuts
-from olla_solvers.order.contract import Contracted, contract, unchanged
-from olla_solvers.order.flow import FlowGraph
 from olla_solvers.order.greedy import Found, best_order, best_piece_order
-from olla_solvers.order.ilp import variables_needed
 from olla_solvers.order.projection import Projection
-from olla_solvers.order.refine import Refined, refine
 from olla_solvers.order.search import ALL_RULES, Alternation, SearchRules
-from olla_solvers.order.split import Piece, split, undivided
-from olla_solvers.order.stretch import StretchSearch
+from olla_solvers.order.window_search import StretchSearch
 from olla_solvers.problem import Bytes, OperatorIndex
 from olla_solvers.progress import ProgressLog
 

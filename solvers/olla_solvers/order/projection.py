@@ -3,7 +3,7 @@
 Project an order onto a set K of operators: it passes them in some sequence. Where it runs v of K when just
 those of X, a subset of K, have run, it does so from a state that holds the ancestors of v and of X, and X,
 but neither what is left of K nor what follows from it. What is alive there is at least the minimum cut
-between these two (:mod:`olla_solvers.order.search.cut`), and v adds its rise: call that the step's cost.
+between these two (:mod:`olla_solvers.graph.minimum_cut`), and v adds its rise: call that the step's cost.
 So the order's peak is at least the largest step cost of its sequence, and the smallest peak is at least the
 smallest, over all sequences of K, of the largest step cost. That is a shortest way from the empty set to K
 where lengths are combined by their maximum, found by Dijkstra's algorithm over subsets; the largest cost it
@@ -20,8 +20,9 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from olla_solvers.order.flow import FlowGraph
-from olla_solvers.order.search.cut import DeadlinePassedError, live_bytes, smallest_state
+from olla_solvers.deadline import DeadlinePassedError
+from olla_solvers.graph.flow import FlowGraph
+from olla_solvers.graph.minimum_cut import live_bytes, smallest_state
 from olla_solvers.problem import Bytes, OperatorIndex
 
 MOST_KEYS = 16

@@ -9,12 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from olla_solvers import backends
 from olla_solvers.errors import NoSolutionError, ProblemError
-from olla_solvers.place.aim import Effort, Task, when_compiled
+from olla_solvers.ilp import backends
+from olla_solvers.place.bisection import Effort, Task, when_compiled
 from olla_solvers.place.bound import max_live_bytes
 from olla_solvers.place.checks import check
-from olla_solvers.place.conflict import refuse_impossible, refuse_proven
 from olla_solvers.place.greedy import check_given
 from olla_solvers.place.methods import METHODS
 from olla_solvers.place.spans import spans_of
@@ -62,6 +61,8 @@ def place(
         NoSolutionError: when nothing within the capacity was found in the time, nor proven impossible.
         SolverUnavailableError: when the named solver is unknown, missing or not licensed.
     """
+    from olla_solvers.infeasible.conflict import refuse_impossible, refuse_proven
+
     start = time.monotonic()
     backends.check_options(solver, time_limit)
     if method not in METHODS:

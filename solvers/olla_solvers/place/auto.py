@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from olla_solvers.place.aim import Aimed, Effort, Task, close_gap, search_briefly, when_compiled
-from olla_solvers.place.crowds import FIRST_CROWDED, has_quiet_times, improve_by_crowds, is_very_large
-from olla_solvers.place.found import Found
+from olla_solvers.ilp.place_spans import may_help, solve_with, solve_with_any
+from olla_solvers.place.bisection import Aimed, Effort, Task, close_gap, search_briefly, when_compiled
+from olla_solvers.place.candidate import Found
 from olla_solvers.place.heuristics import best_of_heuristics
-from olla_solvers.place.program import may_help, solve_with, solve_with_any
+from olla_solvers.place.high_pressure import FIRST_CROWDED, has_quiet_times, improve_by_crowds, is_very_large
 from olla_solvers.place.search import INSTALL, is_available
 from olla_solvers.plan import SolverReport
 from olla_solvers.problem import Bytes

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from olla_solvers.place.found import Found, lower_of
+from olla_solvers.place.candidate import Found, lower_of
 from olla_solvers.place.greedy import by_size, greedy
 from olla_solvers.place.skyline import RULES, reversed_time, skyline
 from olla_solvers.plan import Span

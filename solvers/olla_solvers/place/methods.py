@@ -19,15 +19,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from olla_solvers.baselines.caching_allocator import replay
 from olla_solvers.errors import SolverUnavailableError
-from olla_solvers.place.aim import Task, close_gap, when_compiled
+from olla_solvers.ilp.place_spans import solve_with, solve_with_any
+from olla_solvers.paper.pyramid import pyramid
 from olla_solvers.place.auto import Result, place_auto
-from olla_solvers.place.caching_allocator import replay
-from olla_solvers.place.found import Found
+from olla_solvers.place.bisection import Task, close_gap, when_compiled
+from olla_solvers.place.candidate import Found
 from olla_solvers.place.greedy import by_birth, by_size, greedy
 from olla_solvers.place.heuristics import best_of_heuristics
-from olla_solvers.place.program import solve_with, solve_with_any
-from olla_solvers.place.pyramid import pyramid
 from olla_solvers.place.skyline import RULES, skyline
 from olla_solvers.plan import SolverReport, Span
 from olla_solvers.problem import Offset

@@ -7,7 +7,7 @@ import torch
 
 from olla_fx import torch_compat
 from olla_fx.arena import Arena, Buffer, Counters, PlannedRequest, record_events
-from olla_fx.baseline_cuda import measure_cuda_baseline
+from olla_fx.eager.recorded_cuda import measure_cuda_baseline
 from olla_fx.errors import DeviceError
 
 

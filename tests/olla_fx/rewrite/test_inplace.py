@@ -7,7 +7,7 @@ import torch
 from torch import fx, nn, optim
 
 from olla_fx.capture import Role, StepInput, TensorSpec
-from olla_fx.rewrite import in_place_form, propagate_fake_tensors, update_in_place
+from olla_fx.passes import in_place_form, propagate_fake_tensors, update_in_place
 from olla_solvers.problem import ArrayKind
 from tests.olla_fx.helpers import SmallNet, captured_training, front, images, mlp, same_bits, vectors
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import fx, nn
 
 from olla_fx.capture import Mode, Role, StepInput, StepRequest, TensorSpec, capture
-from olla_fx.rewrite import propagate_fake_tensors, restore_in_place
-from olla_fx.rewrite.inplace import in_place_form, out_form, write_over
-from olla_fx.rewrite.regions import Region
+from olla_fx.passes import propagate_fake_tensors, restore_in_place
+from olla_fx.passes.regions import Region
+from olla_fx.passes.reinplace_updates import in_place_form, out_form, write_over
 from olla_solvers.problem import ArrayKind
 from tests.olla_fx.helpers import captured_training, front, images, same_bits
 

@@ -1,7 +1,7 @@
 import torch
 from torch import fx
 
-from olla_fx.run.prepared import prepared
+from olla_fx.emit.codegen import prepared
 
 aten = torch.ops.aten
 

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from olla_solvers import backends
 from olla_solvers.analysis import captured_order, peak_bytes, precedence_bound
 from olla_solvers.errors import SolverUnavailableError
+from olla_solvers.graph.contract import contract
+from olla_solvers.graph.flow import FlowGraph, flow_of
+from olla_solvers.graph.minimum_cut import bits_of, live_bytes
+from olla_solvers.graph.split import split
+from olla_solvers.ilp import backends
 from olla_solvers.order import order
 from olla_solvers.order.bounds import mincut_bound, mincut_bytes
-from olla_solvers.order.contract import contract
-from olla_solvers.order.flow import FlowGraph, flow_of
 from olla_solvers.order.greedy import RULES, best_order, list_schedule
 from olla_solvers.order.projection import Projection
-from olla_solvers.order.search.cut import bits_of, live_bytes
-from olla_solvers.order.split import split
 from olla_solvers.plan import SolverEffect, SolverStatus
 from olla_solvers.problem import Array, Operator, Problem
 from tests.olla_solvers.graphs import alexnet_step, mlp_step, problems, smallest_peak, training_steps

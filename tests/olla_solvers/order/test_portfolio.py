@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 
 from olla_solvers.analysis import captured_order, peak_bytes, precedence_bound
+from olla_solvers.baselines.inductor import HEURISTICS, dfs
+from olla_solvers.graph.contract import contract
+from olla_solvers.graph.flow import flow_of
 from olla_solvers.order import order
-from olla_solvers.order.contract import contract
-from olla_solvers.order.flow import flow_of
 from olla_solvers.order.greedy import free_first
-from olla_solvers.order.inductor import HEURISTICS, dfs
 from olla_solvers.order.portfolio import Portfolio
 from olla_solvers.order.search import SearchRules
 from olla_solvers.problem import Array, Operator, Problem

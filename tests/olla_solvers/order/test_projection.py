@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from olla_solvers.deadline import DeadlinePassedError
+from olla_solvers.graph import minimum_cut
+from olla_solvers.graph.flow import flow_of
+from olla_solvers.graph.minimum_cut import live_bytes, smallest_state
 from olla_solvers.order.bounds import mincut_bytes
-from olla_solvers.order.flow import flow_of
 from olla_solvers.order.projection import Projection, key_operators
-from olla_solvers.order.search import cut
-from olla_solvers.order.search.cut import DeadlinePassedError, live_bytes, smallest_state
 from olla_solvers.problem import Array, Operator, Problem
 from tests.olla_solvers.graphs import problems, smallest_peak, training_steps
 
@@ -64,7 +65,7 @@ def test_an_interrupted_projection_reaches_the_same_bound(problem: Problem, ever
     at_once, in_turns = Projection(flow, 0), Projection(flow, 0)
     at_once.run(1 << 60, float("inf"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cut, "check_time", interrupt)
+        patch.setattr(minimum_cut, "check_time", interrupt)
         while not in_turns.is_done:
             in_turns.run(1 << 60, float("inf"))
             assert in_turns.bound_bytes <= at_once.bound_bytes

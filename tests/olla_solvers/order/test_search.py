@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from olla_solvers.order.contract import contract
-from olla_solvers.order.flow import FlowGraph, flow_of
-from olla_solvers.order.search import ALL_RULES, Alternation, SearchRules, cut, engine, space
-from olla_solvers.order.search.cut import DeadlinePassedError
+from olla_solvers.deadline import DeadlinePassedError
+from olla_solvers.graph import minimum_cut
+from olla_solvers.graph.contract import contract
+from olla_solvers.graph.flow import FlowGraph, flow_of
+from olla_solvers.order.search import ALL_RULES, Alternation, SearchRules, engine, space
 from olla_solvers.problem import Problem
 from tests.olla_solvers.graphs import alexnet_step, mlp_step, problems, smallest_peak, training_steps
 
@@ -102,7 +103,7 @@ def test_a_search_interrupted_anywhere_goes_on_without_losing_its_proof(
     found = Alternation(flow, range(flow.count), 0, rules)
     optimum = smallest_peak(problem)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (cut, engine, space):
+        for module in (minimum_cut, engine, space):
             patch.setattr(module, "check_time", interrupt)
         while not found.is_done:
             found.run(float("inf"), most_states=5)

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from olla_solvers import backends, solver_process
+from olla_solvers.graph.flow import flow_of
+from olla_solvers.ilp import backends, solver_process
+from olla_solvers.ilp.order_columns import operator_spans, windows
+from olla_solvers.ilp.order_program import order_program, variables_needed
 from olla_solvers.order import ALL_TECHNIQUES, LITERAL, Techniques, order
-from olla_solvers.order.early_updates import control_edges, weight_updates, with_early_updates
-from olla_solvers.order.flow import flow_of
-from olla_solvers.order.ilp import order_program, variables_needed
-from olla_solvers.order.lifetimes import operator_spans, windows
-from olla_solvers.order.program_size import ProgramSize, program_size
+from olla_solvers.paper.early_updates import control_edges, weight_updates, with_early_updates
+from olla_solvers.paper.program_size import ProgramSize, program_size
 from olla_solvers.problem import Array, Operator, Problem
 from tests.olla_solvers.graphs import alexnet_step, problems, smallest_peak, training_steps
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from olla_solvers.place.caching_allocator import MIB, CachingAllocatorModel, round_up
+from olla_solvers.baselines.caching_allocator import MIB, CachingAllocatorModel, round_up
 
 
 def test_small_requests_share_a_segment_of_2_mib() -> None:

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from olla_solvers.errors import InfeasibleError, NoSolutionError
+from olla_solvers.infeasible.conflict import CannotFitError, fewest_alive_above
 from olla_solvers.place import place
 from olla_solvers.place.bound import max_live_bytes
-from olla_solvers.place.conflict import CannotFitError, fewest_alive_above
 from olla_solvers.place.greedy import given_collision
 from olla_solvers.plan import Span
 from tests.olla_solvers.place.checking import assert_valid, lowest_height, random_instance

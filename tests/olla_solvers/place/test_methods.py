@@ -8,13 +8,13 @@ import sys
 import pytest
 from hypothesis import given, settings
 
+from olla_solvers.baselines.caching_allocator import ROUNDING_BYTES, replay
 from olla_solvers.errors import ProblemError, SolverUnavailableError
+from olla_solvers.ilp.place_program import place_program
+from olla_solvers.paper.pyramid import pyramid
 from olla_solvers.place import METHODS, auto, place
 from olla_solvers.place.bound import max_live_bytes
-from olla_solvers.place.caching_allocator import ROUNDING_BYTES, replay
 from olla_solvers.place.greedy import by_birth, by_size, given_collision, greedy
-from olla_solvers.place.mip import place_program
-from olla_solvers.place.pyramid import pyramid
 from olla_solvers.place.skyline import height_bytes
 from olla_solvers.plan import Span
 from tests.olla_solvers.graphs import spans

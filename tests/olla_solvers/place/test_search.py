@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from olla_solvers import solver_process
+from olla_solvers.ilp import solver_process
+from olla_solvers.ilp.place_program import place_program
 from olla_solvers.place import place
 from olla_solvers.place.bound import max_live_bytes
 from olla_solvers.place.greedy import by_size, given_collision, greedy
-from olla_solvers.place.mip import place_program
 from olla_solvers.place.search import SearchRules, SearchStatus, search
 from olla_solvers.place.search.instance import prepare
 from olla_solvers.place.search.portfolio import BY_TOTAL, KEEP, Attempt, _Features, attempts
@@ -175,7 +175,7 @@ def test_given_offsets_that_contradict_the_capacity_are_a_proof() -> None:
 
 def test_a_lasting_order_goes_on_from_where_it_was_left() -> None:
     """Turns of any length try the same placements in the same sequence."""
-    from olla_solvers.place.search.lane import Lane, Limits
+    from olla_solvers.place.search.search_thread import Lane, Limits
 
     items = crowd(60, seed=5)
     prepared = prepare(items, max_live_bytes(items), SearchRules())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 
-from olla_solvers.place import smallest
+from olla_solvers.infeasible import smallest
+from olla_solvers.infeasible.smallest import FEWEST_WITH_GAPS, hitting_set, smallest_conflict
 from olla_solvers.place.bound import max_live_bytes
-from olla_solvers.place.smallest import FEWEST_WITH_GAPS, hitting_set, smallest_conflict
 from olla_solvers.plan import Span
 from tests.olla_solvers.place.checking import lowest_height, random_instance
 

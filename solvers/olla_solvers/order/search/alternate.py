@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from olla_solvers.order.flow import FlowGraph
-from olla_solvers.order.search.cut import DeadlinePassedError
+from olla_solvers.deadline import DeadlinePassedError
+from olla_solvers.graph.flow import FlowGraph
 from olla_solvers.order.search.engine import Outcome, Search
 from olla_solvers.order.search.rules import ALL_RULES, SearchRules
 from olla_solvers.order.search.space import Space

@@ -18,7 +18,7 @@ import heapq
 import itertools
 from collections.abc import Iterator
 
-from olla_solvers.order.search.cut import DeadlinePassedError, check_time
+from olla_solvers.deadline import DeadlinePassedError, check_time
 from olla_solvers.order.search.rules import SearchRules
 from olla_solvers.order.search.space import Moves, Space
 from olla_solvers.problem import Bytes, OperatorIndex

@@ -21,9 +21,9 @@ class SearchRules:
     """What the search may use. Every combination finds the same smallest peak, at different speed.
 
     Attributes:
-        contract: merge operators first; proofs in :mod:`olla_solvers.order.contract`.
-        split: cut at states that every order passes; proof in :mod:`olla_solvers.order.split`.
-        mincut: lift the bound by minimum cuts; proof in :mod:`olla_solvers.order.search.cut`.
+        contract: merge operators first; proofs in :mod:`olla_solvers.graph.contract`.
+        split: cut at states that every order passes; proof in :mod:`olla_solvers.graph.split`.
+        mincut: lift the bound by minimum cuts; proof in :mod:`olla_solvers.graph.minimum_cut`.
         projection: lift the bound by all sequences of a few operators; proof in
             :mod:`olla_solvers.order.projection`.
         closure: from S, run at once an operator v that fits under B and leaves no more alive. Proof: let a

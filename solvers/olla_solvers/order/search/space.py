@@ -20,8 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from olla_solvers.order.flow import FlowGraph
-from olla_solvers.order.search.cut import bits_of, check_time, smallest_state
+from olla_solvers.deadline import check_time
+from olla_solvers.graph.flow import FlowGraph
+from olla_solvers.graph.minimum_cut import bits_of, smallest_state
 from olla_solvers.problem import Bytes, OperatorIndex
 
 Moves: TypeAlias = dict[OperatorIndex, tuple[Bytes, Bytes]]

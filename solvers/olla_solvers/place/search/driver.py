@@ -29,7 +29,7 @@ from olla_solvers.plan import Span
 from olla_solvers.problem import Bytes, Offset
 
 if TYPE_CHECKING:
-    from olla_solvers.place.search.lane import Limits
+    from olla_solvers.place.search.search_thread import Limits
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ INSTALL = "pip install 'olla-fx[search]'"
 KNOWN_FAILURES = 1 << 18
 """Components that are remembered to have failed; a power of 2."""
 
-_COMPILED = "olla_solvers.place.search.lane"
+_COMPILED = "olla_solvers.place.search.search_thread"
 """The module that imports all that is compiled."""
 
 _LONG_COMPILATION = 4.0
@@ -95,7 +95,7 @@ def compilation_seconds() -> float:
         )
     start = time.monotonic()
     load_compiled()
-    from olla_solvers.place.search.lane import Limits
+    from olla_solvers.place.search.search_thread import Limits
 
     rules = SearchRules()
     _run(prepare((Span("a", 0, 2, 1), Span("b", 1, 3, 1)), 2, rules), rules, Limits(), 0, 0)
@@ -172,7 +172,7 @@ def search(
     if len(prepared.size) == 0:
         offsets = _offsets(spans, prepared, prepared.low)
         return SearchResult(SearchStatus.FOUND, offsets, 0, 0, "no choice", 0.0, 0)
-    from olla_solvers.place.search.lane import Limits
+    from olla_solvers.place.search.search_thread import Limits
 
     deadline = None if time_limit is None else start + time_limit
     limits = Limits(deadline, node_limit, work_limit)
@@ -186,7 +186,7 @@ def _run(
 ) -> tuple[SearchResult, Ints | None]:
     """Give the orders their turns; the result without offsets, and these in units."""
     from olla_solvers.place.search import layout
-    from olla_solvers.place.search.lane import Lane
+    from olla_solvers.place.search.search_thread import Lane
 
     blame = np.zeros(len(prepared.size), dtype=np.int64)
     section_blame = np.zeros(prepared.sections + 2, dtype=np.int64)

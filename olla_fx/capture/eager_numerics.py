@@ -1,0 +1,144 @@
+"""Traces operators so that the graph does what eager does with them, to the last bit.
+
+**In-place operators keep their strides.** ``gates.chunk(3, 1)[0].sigmoid_()`` leaves its result in the
+rows of ``gates``. Functionalisation makes it ``sigmoid``, whose result is dense, and every later kernel
+then walks memory in another way: it takes whole rows at once, in vectors, where eager's takes one row at a
+time and a scalar tail, which rounds ``exp`` differently. Such an operator is traced as its functional form
+and ``copy`` of the result into the strides of its argument; :mod:`olla_fx.passes.reinplace` puts the two
+together again.
+
+**oneDNN's LSTM**, which a graph cannot call as it is, becomes operators of :mod:`olla_fx.operators`.
+
+**Recomputed draws** give what they gave in forward (:mod:`olla_fx.capture.recomputation`).
+
+**Values that depend on no input** are told to Python (:mod:`olla_fx.capture.constant_folding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from olla_fx import operators, torch_compat
+from olla_fx.capture.constant_folding import KnownValues
+from olla_fx.capture.recomputation import Draws
+from olla_fx.errors import CaptureError
+
+aten = torch.ops.aten
+_SELF_ATTENTION = aten._native_multi_head_attention.default
+
+
+class AsEager(KnownValues):  # type: ignore[no-untyped-call]
+    """While on, operators are traced as eager runs them; see the module docstring.
+
+    Attributes:
+        draws: the random operators so far.
+    """
+
+    def __init__(self) -> None:
+        """Prepare; nothing was traced yet."""
+        super().__init__()
+        self.draws = Draws()
+
+    def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Trace one operator."""
+        self.draws.note(operator)
+        if operator is aten.bernoulli_.float and not args[0].is_contiguous():
+            self.draws.draw(operator, (_in_order_of_memory(args[0]), *args[1:]), kwargs)
+            return args[0]
+        if torch.Tag.nondeterministic_seeded in operator.tags:
+            return self.draws.draw(operator, args, kwargs)
+        stand_in = _STAND_INS.get(operator)
+        if stand_in is not None:
+            return stand_in(*args, **kwargs)
+        functional = _functional_form(operator) if operator._schema.is_mutable else None
+        if functional is None or _is_dense(args[0]):
+            return super().run(operator, args, kwargs)
+        target = args[0]
+        result = functional(*args, **kwargs)
+        if result.shape != target.shape or result.dtype != target.dtype:
+            return operator(*args, **kwargs)
+        return target.copy_(result)
+
+
+def _in_order_of_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's dimensions from the outermost in memory to the innermost.
+
+    In-place draws go through memory in its order. Of their functional forms ``bernoulli`` alone does not: its
+    result is contiguous, whatever its argument is.
+    """
+    strides = tensor.stride()
+    return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
+
+
+def _lstm_layer(*arguments: Any) -> Any:
+    # Without gradients eager runs the kernel for inference.
+    operator = operators.lstm_layer if torch.is_grad_enabled() else aten.mkldnn_rnn_layer.default
+    return operator(*arguments)
+
+
+def _lstm_layer_backward(*arguments: Any) -> Any:
+    return operators.with_both_bias_gradients(operators.lstm_layer_backward(*arguments))
+
+
+def _self_attention(*arguments: Any, **options: Any) -> Any:
+    """The fused kernel gives no weights unless asked; its fake form always does."""
+    position = [each.name for each in _SELF_ATTENTION._schema.arguments].index("need_weights")
+    attended, weights = _SELF_ATTENTION(*arguments, **options)
+    given = options.get("need_weights", True) if position >= len(arguments) else arguments[position]
+    return attended, weights if given else None
+
+
+def _refuse_nested(*_: Any, **__: Any) -> Any:
+    raise CaptureError(
+        "nn.TransformerEncoder packs a batch with src_key_padding_mask into nested tensors, whose shapes "
+        "depend on the mask. Make it with enable_nested_tensor=False"
+    )
+
+
+def _refuse_linear_algebra_checks(*_: Any, **__: Any) -> Any:
+    raise CaptureError(
+        "the model calls aten._linalg_check_errors, which raises on bad data (a singular matrix, say); a "
+        "captured step cannot keep that. Use the form without it (torch.linalg.inv_ex, solve_ex, "
+        "cholesky_ex, ...), or move that part out of the model"
+    )
+
+
+_STAND_INS: dict[Any, Callable[..., Any]] = {
+    aten.mkldnn_rnn_layer.default: _lstm_layer,
+    aten.mkldnn_rnn_layer_backward.default: _lstm_layer_backward,
+    _SELF_ATTENTION: _self_attention,
+    aten._nested_tensor_from_mask_left_aligned.default: _refuse_nested,
+    aten._nested_tensor_from_mask.default: _refuse_nested,
+    # Not every release of torch counts it among the operators with effects, which it keeps in order.
+    aten._linalg_check_errors.default: _refuse_linear_algebra_checks,
+}
+
+
+def _functional_form(operator: torch_compat.OpOverload) -> torch_compat.OpOverload | None:
+    """The functional twin of an in-place operator; None without one, or when it draws random numbers."""
+    name = operator._schema.name.removeprefix("aten::")
+    if operator.namespace != "aten" or not name.endswith("_") or name.endswith("__"):
+        return None
+    if operator is aten.copy_.default or torch.Tag.nondeterministic_seeded in operator.tags:
+        return None
+    twin = getattr(getattr(aten, name.removesuffix("_"), None), operator._overloadname, None)
+    if not isinstance(twin, torch_compat.OpOverload) or twin._schema.is_mutable:
+        return None
+    names = [argument.name for argument in operator._schema.arguments]
+    return twin if names == [argument.name for argument in twin._schema.arguments] else None
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor fills a piece of memory without gaps, in any order of its dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 0:
+            return True
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True

@@ -1,0 +1,211 @@
+"""What eager PyTorch needs for a step: the yardstick of every plan.
+
+Two ways to see an eager step. *Recorded*: run it, and record every thread's requests and frees in the CPU
+allocator, kernels' workspaces included. *Dispatched*: run it on fake tensors, computing nothing, and watch
+under the dispatcher which storages are born and die (the method of ``torch.distributed._tools.mem_tracker``);
+what a kernel allocates for itself remains unseen. Either gives a stream of events, which also tells what the
+CUDA caching allocator would have reserved, and how fragmented (OLLA §5.4).
+
+Storages that existed before the step are static and not counted.
+"""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from olla_fx.arena.events import AllocationEvent, EventKind, record_events
+from olla_fx.torch_compat import TorchDispatchMode, pytree
+from olla_solvers.baselines.caching_allocator import CachingAllocatorModel
+
+
+class BaselineSource(enum.StrEnum):
+    """How an eager step was seen: really run, or followed on fake tensors."""
+
+    RECORDED = "recorded"
+    DISPATCHED = "dispatched"
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What eager PyTorch needs for a step, beside static arrays.
+
+    Attributes:
+        live_peak_bytes: most bytes that were requested and not yet freed, sizes as requested.
+        reserved_bytes: what the CUDA caching allocator would reserve for this.
+        fragmentation: share of it that is not in use when it peaks (OLLA §5.4), 0 to 1.
+        requests: how many blocks of a byte or more were requested.
+        source: how the step was seen.
+    """
+
+    live_peak_bytes: int
+    reserved_bytes: int
+    fragmentation: float
+    requests: int
+    source: BaselineSource
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as a JSON-ready dictionary."""
+        return {
+            "live_peak_bytes": self.live_peak_bytes,
+            "reserved_bytes": self.reserved_bytes,
+            "fragmentation": self.fragmentation,
+            "requests": self.requests,
+            "source": self.source.value,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Baseline:
+        """Read what :meth:`to_json` writes.
+
+        Raises:
+            ValueError: when a field is missing or no baseline has such a value.
+        """
+        try:
+            return cls(
+                live_peak_bytes=int(document["live_peak_bytes"]),
+                reserved_bytes=int(document["reserved_bytes"]),
+                fragmentation=float(document["fragmentation"]),
+                requests=int(document["requests"]),
+                source=BaselineSource(document["source"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"this is no baseline: {type(error).__name__}: {error}") from error
+
+
+def baseline_from_events(
+    events: Iterable[AllocationEvent], source: BaselineSource = BaselineSource.RECORDED
+) -> Baseline:
+    """Measure a stream of events.
+
+    Args:
+        events: requests and frees in order, of all threads.
+        source: noted in the result.
+    """
+    model = CachingAllocatorModel()
+    live_bytes = live_peak_bytes = requests = 0
+    for event in events:
+        if event.kind is EventKind.FREE:
+            model.free(event.block)
+            live_bytes -= event.size_bytes
+        else:
+            model.allocate(event.block, event.size_bytes)
+            live_bytes += event.size_bytes
+            live_peak_bytes = max(live_peak_bytes, live_bytes)
+            requests += event.size_bytes > 0
+    return Baseline(live_peak_bytes, model.reserved_bytes, model.fragmentation, requests, source)
+
+
+def record_baseline(step: Callable[[], object]) -> Baseline:
+    """Run a step once, really, and measure what it requests.
+
+    Args:
+        step: runs one eager step. What it returns is dropped when the measuring is over.
+
+    Raises:
+        ArenaUnavailableError: without the native allocator; :func:`dispatched_baseline` needs none.
+    """
+    with record_events() as recording:
+        # Held until the recording ends: a step's results are alive at its end.
+        results = step()
+    del results
+    return baseline_from_events(recording.events, BaselineSource.RECORDED)
+
+
+def dispatched_baseline(step: Callable[[], object]) -> Baseline:
+    """Follow a step that computes nothing, and measure what it would request.
+
+    Args:
+        step: runs one eager step on fake tensors; called once. It may enter its fake mode itself.
+    """
+    return baseline_from_events(dispatched_events(step), BaselineSource.DISPATCHED)
+
+
+def dispatched_events(step: Callable[[], object]) -> tuple[AllocationEvent, ...]:
+    """Follow a step under the dispatcher.
+
+    Args:
+        step: runs one eager step, usually on fake tensors; called once.
+
+    Returns:
+        Births and deaths of storages, in order; storages from before the step do not occur.
+    """
+    tracker = _StorageTracker()
+    with tracker:
+        results = step()
+    events = tracker.finish()
+    del results
+    return events
+
+
+class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes when storages are born and die.
+
+    A storage that an operator gets is static unless it was seen being born. One that it returns and nobody
+    knew is born then. PyTorch keeps the Python object of a storage for as long as the storage lives, so a
+    weak reference to it tells of the death. Storages are known by that object's identity, which may be used
+    again only after the weak reference has told.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._events: list[AllocationEvent] = []
+        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._births = 0
+        self._finished = False
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run an operator; note which storages it brought."""
+        kwargs = kwargs or {}
+        for storage in _storages((args, kwargs)):
+            self._know(storage, None)
+        results = func(*args, **kwargs)
+        for storage in _storages(results):
+            if id(storage) not in self._known:
+                self._note_birth(storage)
+        return results
+
+    def finish(self) -> tuple[AllocationEvent, ...]:
+        """The events; those after this call are not noted."""
+        self._finished = True
+        self._known.clear()
+        return tuple(self._events)
+
+    def _note_birth(self, storage: torch.UntypedStorage) -> None:
+        birth = AllocationEvent(EventKind.ALLOC, self._births, storage.nbytes(), on_planning_thread=True)
+        self._births += 1
+        self._events.append(birth)
+        self._know(storage, birth)
+
+    def _know(self, storage: torch.UntypedStorage, birth: AllocationEvent | None) -> None:
+        identity = id(storage)
+        if identity in self._known:
+            return
+
+        def note_death(_: weakref.ref[torch.UntypedStorage]) -> None:
+            if self._finished:
+                return
+            del self._known[identity]
+            if birth is not None:
+                self._events.append(AllocationEvent(EventKind.FREE, birth.block, birth.size_bytes, True))
+
+        self._known[identity] = weakref.ref(storage, note_death)
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    return [
+        leaf.untyped_storage()
+        for leaf in pytree.tree_leaves(tree)
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+    ]

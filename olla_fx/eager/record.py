@@ -1,0 +1,108 @@
+"""What a plan would save in a loop that is left as it is.
+
+:func:`record` listens to the allocator while the caller's own eager loop runs, finds the iteration in the
+stream of requests, and says what that iteration needs: of PyTorch's caching allocator, and of one buffer in
+which every block has a planned address. Nothing is changed, nothing is captured: the order stays eager's, so
+:func:`olla_fx.plan`, which also reorders, saves at least as much on a step that it can capture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from olla_fx.arena import AllocationEvent, alignment_of, record_events
+from olla_fx.dataflow import rounded
+from olla_fx.eager.baseline import Baseline, baseline_from_events
+from olla_fx.eager.iterations import find_period, spans_of_iteration
+from olla_fx.errors import RecordingError
+from olla_fx.report.table import format_bytes, format_table
+from olla_solvers.place import place
+
+
+@dataclass(frozen=True)
+class LoopReport:
+    """What one iteration of a loop needs.
+
+    Attributes:
+        iterations: how many were seen.
+        requests: of one iteration.
+        baseline: of the whole recording: live bytes, and what the caching allocator would reserve.
+        live_peak_bytes: most bytes of one iteration's own blocks alive at once.
+        buffer_bytes: what a buffer with planned addresses for them needs, in eager's order.
+    """
+
+    iterations: int
+    requests: int
+    baseline: Baseline
+    live_peak_bytes: int
+    buffer_bytes: int
+
+    def __str__(self) -> str:
+        """A table."""
+        return format_table(
+            [
+                ("iterations seen", f"{self.iterations}"),
+                ("requests an iteration", f"{self.requests}"),
+                ("live bytes at the peak, eager's order", format_bytes(self.live_peak_bytes)),
+                ("caching allocator, reserved (model)", format_bytes(self.baseline.reserved_bytes)),
+                ("one buffer, planned addresses", format_bytes(self.buffer_bytes)),
+            ]
+        )
+
+
+class Recording:
+    """What :func:`record` heard; complete when its context has ended."""
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self.events: tuple[AllocationEvent, ...] = ()
+
+    def report(self, *, time_limit: float | None = None) -> LoopReport:
+        """Find the iteration and say what it needs.
+
+        Args:
+            time_limit: seconds for placing its blocks.
+
+        Raises:
+            RecordingError: when nothing repeats itself.
+        """
+        period = find_period(self.events)
+        if period is None:
+            raise RecordingError(
+                f"no iteration was found in {len(self.events)} requests and frees: record at least four "
+                "steps of the loop, with inputs of one shape"
+            )
+        alignment_bytes = alignment_of(torch.device("cpu"))
+        spans = [
+            replace(each, size_bytes=rounded(each.size_bytes, alignment_bytes), alignment=alignment_bytes)
+            for each in spans_of_iteration(self.events, period)
+        ]
+        placement = place(spans, time_limit=time_limit)
+        return LoopReport(
+            period.repetitions,
+            len(spans),
+            baseline_from_events(self.events),
+            placement.lower_bound_bytes,
+            placement.height_bytes,
+        )
+
+
+@contextlib.contextmanager
+def record() -> Iterator[Recording]:
+    """Listen to every thread's requests while the caller's own loop runs.
+
+    Yields:
+        The recording; ask it for its :meth:`~Recording.report` after the context.
+
+    Raises:
+        ArenaUnavailableError: without the native allocator.
+        ArenaBusyError: if events are being recorded already.
+    """
+    recording = Recording()
+    with record_events() as heard:
+        yield recording
+    recording.events = heard.events

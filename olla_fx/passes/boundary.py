@@ -1,0 +1,101 @@
+"""Where forward ends and backward begins in a graph that holds both.
+
+Between the two the caller has the outputs, computes a loss, and comes back with the outputs' *tangents*. A
+marker in the graph stands for that moment. What the caller must find done by then goes before it: the
+outputs, updates of buffers, random draws, and whatever reads parameters or inputs directly without needing
+a tangent, for the caller may change those afterwards. Operators that only backward needs and that need no
+tangent (the mask of an activation, say) are free to run on either side, wherever memory is lower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from torch import fx
+
+from olla_fx.capture import Role, StepInput
+from olla_fx.dataflow import draws_random_numbers, hand_over, is_free, storages_of, written_arguments
+from olla_fx.passes.reinplace_updates import aten
+
+
+def mark_hand_over(graph: fx.Graph, inputs: tuple[StepInput, ...], results: int) -> None:
+    """Sort a graph into forward and backward and put the marker between them.
+
+    Args:
+        graph: with fake values, its updates in place.
+        inputs: what its placeholders are.
+        results: how many of its results the caller gets at the hand-over; gradients follow.
+    """
+    placeholders = graph.find_nodes(op="placeholder")
+    tangents = [node for node, each in zip(placeholders, inputs, strict=True) if each.role is Role.TANGENT]
+    answer: list[object] = list(cast(Sequence[object], graph.output_node().args[0]))[:results]
+    forward = _ancestors([each for each in answer if isinstance(each, fx.Node)])
+    late = _descendants(tangents)
+    for node in graph.nodes:
+        if node not in late and _belongs_to_forward(node):
+            forward |= _ancestors([node])
+    _keep_old_values(graph, forward)
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    anchor = first.prev
+    for node in [each for each in graph.nodes if each in forward and each.op != "placeholder"]:
+        anchor.append(node)
+        anchor = node
+    with graph.inserting_after(anchor):
+        graph.call_function(hand_over, (tuple(cast(list[fx.Node], answer)), tuple(tangents)))
+
+
+def _belongs_to_forward(node: fx.Node) -> bool:
+    if node.op != "call_function" or is_free(node):
+        return False
+    reads_inputs = any(_base(each).op == "placeholder" for each in node.all_input_nodes)
+    return reads_inputs or draws_random_numbers(node) or bool(written_arguments(node))
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """The node whose storage a chain of views looks into."""
+    while node.op == "call_function" and node.all_input_nodes and is_free(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _ancestors(nodes: list[fx.Node]) -> set[fx.Node]:
+    found, pending = set(nodes), list(nodes)
+    while pending:
+        for source in pending.pop().all_input_nodes:
+            if source not in found:
+                found.add(source)
+                pending.append(source)
+    return found
+
+
+def _descendants(nodes: list[fx.Node]) -> set[fx.Node]:
+    found, pending = set(nodes), list(nodes)
+    while pending:
+        for user in pending.pop().users:
+            if user not in found:
+                found.add(user)
+                pending.append(user)
+    return found
+
+
+def _keep_old_values(graph: fx.Graph, forward: set[fx.Node]) -> None:
+    """Copy what backward reads of a tensor that forward updates, where it means the value before."""
+    position = {node: index for index, node in enumerate(graph.nodes)}
+    written: dict[int, int] = {}
+    for node in forward:
+        for target in written_arguments(node):
+            for key in storages_of(target.meta.get("val")):
+                if key is not None:
+                    written[key] = max(position[node], written.get(key, -1))
+    for node in [each for each in graph.nodes if each not in forward and each.op == "call_function"]:
+        for source in node.all_input_nodes:
+            keys = storages_of(source.meta.get("val"))
+            ends = [written[key] for key in keys if key in written]
+            if source.op in ("placeholder", "get_attr") or source in forward:
+                if any(position[node] < end and position[source] < end for end in ends):
+                    with graph.inserting_after(source):
+                        kept = graph.call_function(aten.clone.default, (source,))
+                    kept.meta["val"] = source.meta["val"].clone()
+                    forward.add(kept)
+                    node.replace_input_with(source, kept)

@@ -1,0 +1,1 @@
+"""Planners of others to compare with: allocators and reordering heuristics of PyTorch."""

@@ -1,0 +1,19 @@
+"""The clock of a computation that has a deadline."""
+
+from __future__ import annotations
+
+import time
+
+
+class DeadlinePassedError(Exception):
+    """Raised inside a computation whose time is over; never leaves this package."""
+
+
+def check_time(deadline: float) -> None:
+    """Look at the clock.
+
+    Raises:
+        DeadlinePassedError: if ``time.monotonic()`` is past the deadline.
+    """
+    if time.monotonic() > deadline:
+        raise DeadlinePassedError

@@ -1,0 +1,294 @@
+"""PuLP in front of CBC, Gurobi and HiGHS: which can be used, and running one against a deadline.
+
+Whether a solver is installed and whether its licence takes a model are separate facts: the first is
+looked up, the second only the solver can tell. Every run happens in a process of its own
+(:mod:`olla_solvers.ilp.solver_process`) that is ended, with all it started, when its time is over.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from olla_solvers.errors import OptionError, SolverUnavailableError
+from olla_solvers.ilp.model import LinearModel
+from olla_solvers.plan import SolverStatus
+
+SOLVERS = ("gurobi", "highs", "cbc")
+"""Integer program solvers, the fastest first."""
+
+FREE_GUROBI_SIZE = 2000
+"""Variables and constraints that the licence inside the gurobipy wheel takes."""
+
+_MODULES = {"gurobi": "gurobipy", "highs": "highspy", "cbc": "pulp"}
+_GRACE_SECONDS = 0.5
+_RELATIVE_TOLERANCE = 1e-6
+
+
+class Outcome(enum.StrEnum):
+    """How a solver's run ended, whether or not it left a solution."""
+
+    OPTIMAL = "optimal"
+    STOPPED = "stopped"
+    INFEASIBLE = "infeasible"
+    FAILED = "failed"
+    TOO_LARGE = "too_large"
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """What a solver's run left.
+
+    Attributes:
+        outcome: how it ended.
+        values: for each column its value, if a solution was found.
+        objective: the solution's, as the solver computed it.
+        bound: no solution is below it, within the solver's tolerance; None if nothing is proven.
+        seconds: wall-clock time, starting the process included.
+        detail: the solver's own words.
+    """
+
+    outcome: Outcome
+    values: tuple[float, ...] | None
+    objective: float | None
+    bound: float | None
+    seconds: float
+    detail: str
+
+
+def is_installed(solver: str) -> bool:
+    """Whether a solver's Python module is there; says nothing about its licence."""
+    if importlib.util.find_spec("pulp") is None:
+        return False
+    if solver == "cbc":
+        return _has_cbc()
+    return importlib.util.find_spec(_MODULES[solver]) is not None
+
+
+def available_solvers() -> tuple[str, ...]:
+    """The solvers that are installed, the fastest first."""
+    return tuple(solver for solver in SOLVERS if is_installed(solver))
+
+
+def may_take(solver: str, columns: int, rows: int) -> bool:
+    """Whether a solver's licence is known to take a model of this size.
+
+    Args:
+        solver: one of :data:`SOLVERS`.
+        columns: the model's variables.
+        rows: the model's constraints.
+
+    Returns:
+        False only for Gurobi beyond its wheel's licence where no other licence is in sight.
+    """
+    if solver != "gurobi" or max(columns, rows) <= FREE_GUROBI_SIZE:
+        return True
+    licence = os.environ.get("GRB_LICENSE_FILE")
+    places = [Path(licence)] if licence else [Path.home() / "gurobi.lic", Path("/opt/gurobi/gurobi.lic")]
+    return any(place.is_file() for place in places)
+
+
+def require(solver: str) -> None:
+    """Refuse a solver that cannot be used here.
+
+    Args:
+        solver: a name as the user gave it.
+
+    Raises:
+        SolverUnavailableError: saying what to install.
+    """
+    if solver not in SOLVERS:
+        raise SolverUnavailableError(f"unknown solver {solver!r}; one of auto, cbc, gurobi, highs, none")
+    if not is_installed(solver):
+        raise SolverUnavailableError(_not_installed(solver))
+
+
+def check_options(solver: str, time_limit: float | None) -> None:
+    """Refuse a solver or a time limit before any work is done.
+
+    Args:
+        solver: ``auto``, ``none`` or one of :data:`SOLVERS`.
+        time_limit: seconds, or None.
+
+    Raises:
+        SolverUnavailableError: when the solver is unknown or not installed.
+        OptionError: when the limit is no number of seconds.
+    """
+    if solver not in ("auto", "none"):
+        require(solver)
+    if time_limit is not None:
+        number = isinstance(time_limit, int | float) and not isinstance(time_limit, bool)
+        if not number or math.isnan(time_limit) or time_limit < 0:
+            raise OptionError(f"time_limit is a number of seconds, at least 0, or None; not {time_limit!r}")
+
+
+def solve(model: LinearModel, solver: str, *, time_limit: float | None = None) -> Solution:
+    """Solve a model.
+
+    Args:
+        model: minimises its objective column; its start is handed to the solver.
+        solver: one of :data:`SOLVERS`.
+        time_limit: seconds of wall-clock time; the process is ended a moment after.
+
+    Returns:
+        The solver's result; ``STOPPED`` without values where its process had to be ended.
+
+    Raises:
+        SolverUnavailableError: when it is not installed, or its licence does not take the model.
+    """
+    require(solver)
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="olla_solvers_") as folder:
+        request = {"solver": solver, "time_limit": _own_limit(time_limit), "model": _to_document(model)}
+        Path(folder, "request.json").write_text(json.dumps(request), encoding="utf-8")
+        # Writing a large model takes a while, which counts.
+        left = None if time_limit is None else max(0.0, start + time_limit - time.monotonic())
+        ended, words = _run_process(folder, left)
+        seconds = time.monotonic() - start
+        answer = Path(folder, "response.json")
+        if not ended:
+            return Solution(Outcome.STOPPED, None, None, None, seconds, "ended at its deadline")
+        if not answer.exists():
+            return Solution(Outcome.FAILED, None, None, None, seconds, words)
+        response: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    outcome = Outcome(response["status"])
+    if outcome is Outcome.UNAVAILABLE:
+        raise SolverUnavailableError(f"{_not_installed(solver)} ({response['detail']})")
+    if outcome is Outcome.TOO_LARGE:
+        raise SolverUnavailableError(_too_large(model))
+    values, bound = response.get("values"), response.get("bound")
+    if bound is None and outcome is Outcome.STOPPED:
+        bound = model.lower[model.objective]
+    return Solution(
+        outcome,
+        None if values is None else tuple(values),
+        response.get("objective"),
+        bound,
+        seconds,
+        response["detail"],
+    )
+
+
+def _own_limit(time_limit: float | None) -> float | None:
+    """The limit a solver is told: early enough to hand over its best solution before it is ended."""
+    return None if time_limit is None else max(time_limit / 2, time_limit - 2)
+
+
+def _run_process(folder: str, time_limit: float | None) -> tuple[bool, str]:
+    """Whether the solver's process ended by itself, and what it said if it went wrong."""
+    command = [sys.executable, "-m", "olla_solvers.ilp.solver_process", "request.json", "response.json"]
+    root = str(Path(__file__).resolve().parent.parent)
+    paths = [root, *(each for each in sys.path if each)]
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _, words = process.communicate(timeout=None if time_limit is None else time_limit + _GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False, ""
+    finally:
+        _end(process)
+    return True, words[-500:]
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a solver's process and what it started; CBC is a process of its own."""
+    if process.poll() is not None:
+        return
+    if hasattr(os, "killpg"):
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    process.communicate()
+
+
+@cache
+def _has_cbc() -> bool:
+    """Whether PuLP can run CBC: 3.x carries it, 4.x has it in an extra."""
+    from olla_solvers.ilp.solver_process import available_adapter
+
+    return available_adapter("cbc") is not None
+
+
+def _to_document(model: LinearModel) -> dict[str, Any]:
+    return {
+        "lower": model.lower,
+        "upper": model.upper,
+        "integer": model.integer,
+        "start": model.start,
+        "objective": model.objective,
+        "rows": [[row.terms, row.sense, row.right] for row in model.rows],
+    }
+
+
+def _not_installed(solver: str) -> str:
+    return f"solver {solver!r} is not installed; pip install 'olla-fx[{solver}]'"
+
+
+def _too_large(model: LinearModel) -> str:
+    return (
+        f"the model's {len(model.lower)} variables and {len(model.rows)} constraints are too large for the "
+        f"Gurobi licence in use (the one that comes with pip takes {FREE_GUROBI_SIZE} of each); use "
+        "solver='cbc' (pip install 'olla-fx[cbc]') or install a full Gurobi licence"
+    )
+
+
+def proven_units(solution: Solution, value: int) -> int | None:
+    """The whole number that a solver proved its objective cannot go below.
+
+    Solvers compute in floating point. Where one ended with ``OPTIMAL`` and its objective agrees with the
+    exact value of its solution, that value is the bound. Otherwise the bound is rounded up only after a
+    millionth is taken off. A bound above the value of a solution contradicts it and is not believed.
+
+    Args:
+        solution: what the solver left.
+        value: the solution's objective, recomputed in integers.
+
+    Returns:
+        The bound, at most ``value``; None when nothing is proven.
+    """
+    if solution.outcome is Outcome.OPTIMAL and solution.objective is not None:
+        if abs(solution.objective - value) <= _RELATIVE_TOLERANCE * max(1000, value):
+            return value
+    if solution.bound is None or not math.isfinite(solution.bound):
+        return None
+    slack = _RELATIVE_TOLERANCE * max(1000.0, abs(solution.bound))
+    bound = max(0, math.ceil(solution.bound - slack))
+    return bound if bound <= value else None
+
+
+def report_status(outcome: Outcome, *, proven: bool) -> SolverStatus:
+    """A run's status for a report, where a start was known: there always is an incumbent.
+
+    Args:
+        outcome: how the run ended.
+        proven: whether the incumbent equals the proven bound.
+
+    Returns:
+        The status.
+    """
+    if proven:
+        return SolverStatus.OPTIMAL
+    if outcome in (Outcome.STOPPED, Outcome.OPTIMAL):
+        return SolverStatus.TIME_LIMIT_WITH_INCUMBENT
+    return SolverStatus.FAILED
