@@ -4,9 +4,11 @@
 """
 
 from olla_fx.api import optimize, plan
-from olla_fx.arena import interrupted
+from olla_fx.arena import Binding, interrupted
 from olla_fx.eager.record import LoopReport, Recording, record
 from olla_fx.errors import (
+    ArenaBusyError,
+    ArenaUnavailableError,
     BackwardError,
     CaptureError,
     OllaError,
@@ -15,15 +17,19 @@ from olla_fx.errors import (
     StepModeError,
     UnsupportedOptimizerError,
 )
+from olla_fx.options import Options
 from olla_fx.plan import Plan
-from olla_fx.run import Binding, PlannedModule
+from olla_fx.run import PlannedModule
 
 __all__ = [
+    "ArenaBusyError",
+    "ArenaUnavailableError",
     "BackwardError",
     "Binding",
     "CaptureError",
     "LoopReport",
     "OllaError",
+    "Options",
     "Plan",
     "PlannedModule",
     "Recording",

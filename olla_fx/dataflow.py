@@ -12,16 +12,21 @@ write. Operators that draw random numbers keep their order among themselves.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
-from olla_fx import torch_compat
-from olla_fx.arena import alignment_of
+from olla_fx.alignment import alignment_of, rounded
 from olla_fx.errors import CaptureError
+from olla_fx.fx_graph import (
+    draws_random_numbers,
+    forward_backward_boundary,
+    is_free,
+    is_on,
+    storages_of,
+    written_arguments,
+)
 from olla_fx.torch_compat import pytree, storage_key
 from olla_solvers.problem import Array, ArrayKind, Operator, Problem
 
@@ -50,11 +55,6 @@ class Dataflow:
     device: torch.device
 
 
-def rounded(size_bytes: int, alignment_bytes: int) -> int:
-    """The size rounded up to a multiple of the alignment."""
-    return -(-size_bytes // alignment_bytes) * alignment_bytes
-
-
 def build_dataflow(graph_module: fx.GraphModule, device: torch.device) -> Dataflow:
     """Read operators, arrays and hazards off a graph.
 
@@ -73,64 +73,6 @@ def build_dataflow(graph_module: fx.GraphModule, device: torch.device) -> Datafl
     for node in graph_module.graph.nodes:
         builder.add(node)
     return builder.finish()
-
-
-def storages_of(value: object) -> list[int | None]:
-    """The storage of each flattened tensor in a node's value; None for what is no tensor."""
-    return [
-        storage_key(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in pytree.tree_leaves(value)
-    ]
-
-
-def written_arguments(node: fx.Node) -> list[fx.Node]:
-    """The argument nodes that an operator writes to, by its schema."""
-    if not isinstance(node.target, torch_compat.OpOverload):
-        return []
-    written: list[fx.Node] = []
-    for position, argument in enumerate(node.target._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-        written.extend(leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, fx.Node))
-    return written
-
-
-def hand_over(results: Sequence[object], tangents: Sequence[object]) -> None:
-    """Marks where the caller gets the results of forward and comes back with tangents for backward."""
-
-
-def is_on(tensor: torch.Tensor, device: torch.device) -> bool:
-    """Whether a tensor is on a device; without an index, on any of that type."""
-    return tensor.device.type == device.type and device.index in (None, tensor.device.index)
-
-
-def is_free(node: fx.Node) -> bool:
-    """Whether a node takes no memory and no time: views, ``getitem``, arithmetic on Python numbers."""
-    if node.op in ("placeholder", "get_attr", "output") or node.target is operator.getitem:
-        return True
-    if node.target is hand_over:
-        return False
-    value = node.meta.get("val")
-    tensors = [key for key in storages_of(value) if key is not None]
-    if not isinstance(node.target, torch_compat.OpOverload):
-        if tensors:
-            raise CaptureError(
-                f"the graph calls {node.target}, a construct whose memory olla_fx cannot see "
-                f"(node {node.name})"
-            )
-        return True
-    if not tensors or node.target._schema.is_mutable:
-        return False
-    sources = {key for argument in node.all_input_nodes for key in storages_of(argument.meta.get("val"))}
-    return all(key in sources for key in tensors)
-
-
-def draws_random_numbers(node: fx.Node) -> bool:
-    """Whether an operator advances the random generator."""
-    return (
-        isinstance(node.target, torch_compat.OpOverload)
-        and torch.Tag.nondeterministic_seeded in node.target.tags
-    )
 
 
 @dataclass
@@ -161,7 +103,7 @@ class _Builder:
         self.number_sources: dict[fx.Node, frozenset[int]] = {}
         self.last_random: int | None = None
         self.effects: list[int] = []
-        self.handed_over: dict[int | None, int] = {}
+        self.boundary_of: dict[int | None, int] = {}
 
     def add(self, node: fx.Node) -> None:
         if node.op in ("placeholder", "get_attr"):
@@ -172,14 +114,14 @@ class _Builder:
                 for returned in storages_of(argument.meta.get("val")):
                     if returned is not None:
                         self.storages[returned].is_output = True
-        elif node.target is hand_over:
-            self._add_hand_over(node)
+        elif node.target is forward_backward_boundary:
+            self._add_boundary(node)
         elif is_free(node):
             self.number_sources[node] = self._numbers_of(node)
         else:
             self._add_operator(node)
 
-    def _add_hand_over(self, node: fx.Node) -> None:
+    def _add_boundary(self, node: fx.Node) -> None:
         """An operator that reads the results; what has effects runs before it, what reads tangents after."""
         index = len(self.operators)
         self.operators.append(node)
@@ -191,7 +133,7 @@ class _Builder:
                 if key is not None:
                     self._read(self.storages[key], index)
         for each in pytree.tree_leaves(tangents):
-            self.handed_over.update(dict.fromkeys(storages_of(each.meta.get("val")), index))
+            self.boundary_of.update(dict.fromkeys(storages_of(each.meta.get("val")), index))
 
     def _numbers_of(self, node: fx.Node) -> frozenset[int]:
         """The operators whose Python numbers reach a node without passing through a tensor."""
@@ -222,8 +164,8 @@ class _Builder:
         for key in read - written:
             if key is not None:
                 self._read(self.storages[key], index)
-            if key in self.handed_over:
-                self.before.add((self.handed_over[key], index))
+            if key in self.boundary_of:
+                self.before.add((self.boundary_of[key], index))
         for key in written:
             if key is not None:
                 self._write(self.storages[key], index)
@@ -303,27 +245,3 @@ def _array(storage: _Storage, alignment_bytes: int) -> Array:
     size_bytes = rounded(storage.size_bytes, alignment_bytes)
     alignment = alignment_bytes if kind is ArrayKind.PLANNED else 1
     return Array(storage.name, size_bytes, storage.producer, tuple(sorted(users)), kind, alignment)
-
-
-def free_nodes_before(
-    node: fx.Node, emitted: Mapping[fx.Node, object], operators: frozenset[fx.Node]
-) -> Iterator[fx.Node]:
-    """The free nodes that must be emitted before ``node``, in an order that works.
-
-    Args:
-        node: an operator or the output.
-        emitted: nodes already there.
-        operators: all operator nodes; these are never free.
-    """
-    pending: list[tuple[fx.Node, Sequence[fx.Node], int]] = [(node, node.all_input_nodes, 0)]
-    seen: set[fx.Node] = set()
-    while pending:
-        current, inputs, next_input = pending.pop()
-        if next_input < len(inputs):
-            pending.append((current, inputs, next_input + 1))
-            source = inputs[next_input]
-            if source not in emitted and source not in seen and source not in operators:
-                seen.add(source)
-                pending.append((source, source.all_input_nodes, 0))
-        elif current is not node:
-            yield current

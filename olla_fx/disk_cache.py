@@ -14,7 +14,7 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -26,14 +26,14 @@ from olla_solvers.problem import Problem
 from olla_solvers.validate import validate
 
 FOLDER_VARIABLE = "OLLA_FX_CACHE_DIR"
-"""Environment variable: where plans are kept; empty keeps none."""
+"""Environment variable that names the folder of plans; empty keeps none."""
 
 _RULES = 1
 """Raise it when the planners' results change, so that older plans are made again."""
 
 
 def cache_folder() -> Path | None:
-    """Where plans are kept; None where they are not."""
+    """Return the folder of plans; None if none are kept."""
     chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen is not None:
         return Path(chosen) if chosen else None
@@ -41,32 +41,17 @@ def cache_folder() -> Path | None:
     return Path(base) / "olla_fx" / "plans"
 
 
-def cached_plan(
-    problem: Problem, options: Mapping[str, object], device: torch.device, make: Callable[[], MemoryPlan]
-) -> MemoryPlan:
-    """A plan from the cache, or a new one that is put there.
+def plan_path(problem: Problem, options: Mapping[str, object], device: torch.device) -> Path | None:
+    """Return the file of a plan; None if none are kept.
 
     Args:
         problem: what is planned.
-        options: everything that the planner was told.
+        options: everything that the planner is told.
         device: where the plan is to run.
-        make: plans anew.
-
-    Returns:
-        A validated plan; one from the cache keeps the provenance and timings of its making.
     """
     folder = cache_folder()
     if folder is None:
-        return make()
-    path = folder / f"{_digest(problem, options, device)}.json"
-    plan = _read(path, problem)
-    if plan is None:
-        plan = make()
-        _write(path, plan)
-    return plan
-
-
-def _digest(problem: Problem, options: Mapping[str, object], device: torch.device) -> str:
+        return None
     key = {
         "rules": (_RULES, PLAN_FORMAT),
         "torch": torch.__version__,
@@ -74,10 +59,22 @@ def _digest(problem: Problem, options: Mapping[str, object], device: torch.devic
         "options": dict(options),
         "problem": problem.to_json(),
     }
-    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return folder / f"{digest}.json"
 
 
-def _read(path: Path, problem: Problem) -> MemoryPlan | None:
+def load_plan(path: Path | None, problem: Problem) -> MemoryPlan | None:
+    """Read a plan and validate it; it keeps the provenance and timings of its making.
+
+    Args:
+        path: from :func:`plan_path`; None if no plans are kept.
+        problem: what it is a plan of.
+
+    Returns:
+        The plan; None if there is no such file, or, with a warning, if it cannot be used.
+    """
+    if path is None:
+        return None
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -112,7 +109,10 @@ def _warn_of(path: Path, error: Exception) -> None:
     )
 
 
-def _write(path: Path, plan: MemoryPlan) -> None:
+def save_plan(path: Path | None, plan: MemoryPlan) -> None:
+    """Write a plan for later starts; warn if it cannot be written; does nothing without a path."""
+    if path is None:
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(

@@ -18,10 +18,10 @@ import torch
 from torch import fx, nn
 
 from olla_fx import torch_compat
-from olla_fx.api import plan_options
 from olla_fx.capture import Mode, StepRequest
 from olla_fx.errors import CaptureError, StepInputError
-from olla_fx.run import MOST_PLANS, PlannedModule
+from olla_fx.options import Options
+from olla_fx.run import PlannedModule
 from olla_fx.run.calls import shows_the_model
 from olla_solvers.errors import OptionError
 
@@ -41,8 +41,8 @@ class PlannedPiece:
             options: ``solver`` and ``time_limit`` of :func:`olla_fx.optimize`.
         """
         self._piece = DynamoPiece(graph_module)
-        self._compiler = plan_options(**options)
-        self._unplanned = UnplannedPiece(self._piece)
+        self._options = Options(**options)
+        self._unplanned = UnplannedPiece(self._piece, self._options.cache_size_limit)
         self._is_refused = False
         self.module: PlannedModule | None = None
 
@@ -55,8 +55,8 @@ class PlannedPiece:
             return self._unplanned(values)
         try:
             if self.module is None:
-                request = StepRequest(self._piece, values, Mode.AUTOGRAD)
-                self.module = PlannedModule(request, self._compiler)
+                request = StepRequest(self._piece, values, Mode.AUTOGRAD, options=self._options)
+                self.module = PlannedModule(request)
             return self.module(*values)
         except (CaptureError, StepInputError) as error:
             self._is_refused, self.module = True, None
@@ -74,8 +74,14 @@ class UnplannedPiece:
     What AOTAutograd makes of real inputs holds for their sizes alone, and has numbers as they were.
     """
 
-    def __init__(self, piece: DynamoPiece) -> None:
-        """Compile nothing yet."""
+    def __init__(self, piece: DynamoPiece, most_kinds: int) -> None:
+        """Compile nothing yet.
+
+        Args:
+            piece: the graph.
+            most_kinds: for how many kinds of calls to keep what was compiled.
+        """
+        self._most_kinds = most_kinds
         self._piece = piece
         self._compiled: collections.OrderedDict[Hashable, Callable[..., Any]] = collections.OrderedDict()
 
@@ -90,7 +96,7 @@ class UnplannedPiece:
         if compiled is None:
             compiled = self._compiled[key] = torch_compat.run_unplanned(self._piece.piece, values)
         self._compiled.move_to_end(key)
-        while len(self._compiled) > MOST_PLANS:
+        while len(self._compiled) > self._most_kinds:
             self._compiled.popitem(last=False)
         return compiled(*values)
 

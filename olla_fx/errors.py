@@ -1,4 +1,4 @@
-"""Every exception that ``olla_fx`` raises on purpose; all derive from :class:`OllaError`."""
+"""The exceptions that ``olla_fx`` raises on purpose; all derive from :class:`OllaError`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import pickle
 from olla_solvers.errors import OllaError
 
 __all__ = [
+    "ArenaBusyError",
+    "ArenaUnavailableError",
     "BackwardError",
     "BufferMemoryError",
     "CaptureError",
@@ -19,6 +21,14 @@ __all__ = [
     "StepModeError",
     "UnsupportedOptimizerError",
 ]
+
+
+class ArenaBusyError(OllaError, RuntimeError):
+    """A region cannot be entered because it, or another one on this thread, is being run."""
+
+
+class ArenaUnavailableError(OllaError, RuntimeError):
+    """There is no native allocator in this process: it could not be built, or is disabled."""
 
 
 class CaptureError(OllaError):

@@ -1,4 +1,4 @@
-"""The plan of a step as its user sees it: an order, an address for every array, and what they are worth."""
+"""The plan of a step as its user sees it: an order, an address for every array, and their figures."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from olla_fx.eager.baseline import Baseline
+from olla_fx.report.plot import plot_plan
+from olla_fx.report.snapshot import write_snapshot
+from olla_fx.report.table import format_bytes, format_table
 from olla_solvers.errors import ProblemError
 from olla_solvers.plan import MemoryPlan, Provenance
 from olla_solvers.plan_json import plan_from_json, plan_to_json
@@ -18,15 +21,15 @@ from olla_solvers.validate import validate
 FORMAT = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
-    """A validated plan.
+    """A validated plan; prints as one line, and :meth:`report` as a table.
 
     Attributes:
         problem: the operators and arrays that were planned.
         memory: order, offsets and figures.
-        baseline: what eager PyTorch needs for the same step, where it was asked for.
-        timings: seconds a stage: ``capture``, ``rewrite``, ``order``, ``place``, ``emit``, ...
+        baseline: what eager PyTorch needs for the same step; None if nobody asked.
+        timings: seconds a stage: ``capture``, ``passes``, ``dataflow``, ``order``, ``place``, ``emit``.
         recomputed_operators: operators that run a second time because the model checkpoints activations.
     """
 
@@ -58,12 +61,12 @@ class Plan:
 
     @property
     def lower_bound_bytes(self) -> int:
-        """What no order can beat."""
+        """The peak that no order can beat, in bytes."""
         return self.memory.lower_bound_bytes
 
     @property
     def is_optimal(self) -> bool:
-        """Whether the peak equals the proven bound."""
+        """Return True if the peak equals the proven bound."""
         return self.memory.is_optimal
 
     @property
@@ -73,7 +76,7 @@ class Plan:
 
     @property
     def provenance(self) -> Provenance:
-        """Which methods found and proved order and placement."""
+        """The methods that found and proved order and placement."""
         return self.memory.provenance
 
     @property
@@ -83,21 +86,60 @@ class Plan:
 
     @property
     def output_bytes(self) -> int:
-        """What the step hands to the caller, allocated outside the buffer; alive until it ends."""
+        """Bytes that the step hands to the caller, allocated outside the buffer."""
         return sum(array.size_bytes for array in self.problem.arrays if array.kind is ArrayKind.OUTPUT)
 
     @property
     def workspace_bytes(self) -> int:
         """Largest workspace of one operator; 0 until a step was recorded."""
-        return max((each.workspace_bytes for each in self.problem.operators), default=0)
+        return max((operator.workspace_bytes for operator in self.problem.operators), default=0)
 
     @property
     def total_bytes(self) -> int:
         """Static, output and buffer bytes together."""
         return self.static_bytes + self.output_bytes + self.buffer_bytes
 
+    def __repr__(self) -> str:
+        """Return the figures that matter, in one line."""
+        optimal = "proven smallest" if self.is_optimal else f"at least {format_bytes(self.lower_bound_bytes)}"
+        return (
+            f"<Plan of {len(self.order):,} operators: peak {format_bytes(self.peak_bytes)} ({optimal}), "
+            f"buffer {format_bytes(self.buffer_bytes)}>"
+        )
+
+    def report(self) -> str:
+        """Return the figures as a table."""
+        return format_table(self.rows())
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the rows of :meth:`report`: a name and a figure with its unit."""
+        gap = (self.peak_bytes - self.lower_bound_bytes) / self.peak_bytes if self.peak_bytes else 0.0
+        rows = [
+            ("operators", f"{len(self.order):,}"),
+            ("planned peak", format_bytes(self.peak_bytes)),
+            ("lower bound", format_bytes(self.lower_bound_bytes)),
+            ("optimal", "yes, proven" if self.is_optimal else f"gap {gap:.2%}"),
+            ("buffer", format_bytes(self.buffer_bytes)),
+            ("fragmentation", f"{self.fragmentation:.2%}"),
+            ("largest workspace", format_bytes(self.workspace_bytes)),
+            ("outputs, outside the buffer", format_bytes(self.output_bytes)),
+            ("static (parameters, state, inputs)", format_bytes(self.static_bytes)),
+            ("static, outputs and buffer", format_bytes(self.total_bytes)),
+        ]
+        if self.baseline is not None:
+            rows += [
+                (f"eager live peak ({self.baseline.source})", format_bytes(self.baseline.live_peak_bytes)),
+                ("eager reserved (caching allocator model)", format_bytes(self.baseline.reserved_bytes)),
+                ("eager fragmentation", f"{self.baseline.fragmentation:.2%}"),
+            ]
+        if self.recomputed_operators:
+            rows.append(("operators recomputed for checkpoints", f"{self.recomputed_operators:,}"))
+        methods = f"{self.provenance.order_found_by} / {self.provenance.order_proved_by or 'open'}"
+        stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in self.timings.items())
+        return [*rows, ("order found by / proved by", methods), ("seconds", stages)]
+
     def to_json(self) -> dict[str, Any]:
-        """The plan as JSON-ready dictionaries; :meth:`from_json` reads it."""
+        """Return the plan as JSON-ready dictionaries; :meth:`from_json` reads it."""
         return {
             "format": FORMAT,
             "problem": self.problem.to_json(),
@@ -112,8 +154,8 @@ class Plan:
         """Read what :meth:`to_json` writes, and validate it.
 
         Raises:
-            ProblemError: when the document is no plan.
-            ValidationError: when the plan breaks its problem.
+            ProblemError: if the document is no plan.
+            ValidationError: if the plan breaks its problem.
         """
         if not isinstance(document, Mapping) or document.get("format") != FORMAT:
             raise ProblemError("not a plan written by olla_fx, or of another format")
@@ -138,8 +180,8 @@ class Plan:
         """Read a plan file and validate it.
 
         Raises:
-            ProblemError: when the file is no plan; names the file.
-            ValidationError: when the plan breaks its problem.
+            ProblemError: if the file is no plan; names the file.
+            ValidationError: if the plan breaks its problem.
         """
         try:
             return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
@@ -153,11 +195,9 @@ class Plan:
             path: its suffix chooses the format: ``.png``, ``.svg``, ``.pdf``.
 
         Raises:
-            ImportError: when matplotlib is not installed; names the extra.
+            ImportError: if matplotlib is not installed; names the extra.
         """
-        from olla_fx.report.plot import plot_plan
-
-        plot_plan(self, path)
+        plot_plan(self.problem, self.memory, path)
 
     def to_snapshot(self, path: str | Path) -> None:
         """Write the planned step as a memory snapshot that PyTorch's memory viewer shows.
@@ -165,6 +205,4 @@ class Plan:
         Args:
             path: of the pickle file, as ``torch.cuda.memory._dump_snapshot`` writes it.
         """
-        from olla_fx.report.snapshot import write_snapshot
-
-        write_snapshot(self, path)
+        write_snapshot(self.problem, self.memory, path)

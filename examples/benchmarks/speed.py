@@ -127,7 +127,7 @@ def allocation_seconds(count: int = 200_000) -> tuple[float, float]:
         with program.region():
             program.begin_operator(0)
             served.append(run())
-        if program.counters().outside:
+        if program.counts().outside:
             raise RuntimeError("an allocation was not served")
     return min(served), min(stock)
 

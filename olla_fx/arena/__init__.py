@@ -2,33 +2,28 @@
 
 from olla_fx.arena.arena import (
     Arena,
-    ArenaBusyError,
-    ArenaUnavailableError,
     Buffer,
-    Counters,
     PlannedRequest,
     RecordedRequest,
-    alignment_of,
     available,
     begin_operator_function,
     in_region,
     interrupted,
 )
+from olla_fx.arena.counts import Binding, RunCounts
 from olla_fx.arena.events import AllocationEvent, EventKind, EventRecording, record_events
 from olla_fx.arena.native import build_seconds
 
 __all__ = [
     "AllocationEvent",
     "Arena",
-    "ArenaBusyError",
-    "ArenaUnavailableError",
+    "Binding",
     "Buffer",
-    "Counters",
     "EventKind",
     "EventRecording",
     "PlannedRequest",
     "RecordedRequest",
-    "alignment_of",
+    "RunCounts",
     "available",
     "begin_operator_function",
     "build_seconds",

@@ -15,27 +15,14 @@ from dataclasses import dataclass
 
 import torch
 
+from olla_fx.alignment import alignment_of
+from olla_fx.arena.counts import RunCounts
 from olla_fx.arena.native import NativeModule, loaded_modules, native_module
+from olla_fx.errors import ArenaBusyError, ArenaUnavailableError
 
 CPU = torch.device("cpu")
 
 _OUTSIDE_ON_PURPOSE = -1  # kOutsideOnPurpose of cursor.h
-
-
-class ArenaBusyError(RuntimeError):
-    """A region cannot be entered because it, or another one on this thread, is being run."""
-
-
-class ArenaUnavailableError(RuntimeError):
-    """There is no native allocator in this process: it could not be built, or is disabled."""
-
-
-def alignment_of(device: torch.device) -> int:
-    """What blocks start at multiples of, in bytes.
-
-    PyTorch's kernels, oneDNN and cuDNN rely on what the device's stock allocator gives.
-    """
-    return 512 if device.type == "cuda" else 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,28 +69,6 @@ class RecordedRequest:
     freed_in_operator: int | None
     freed_by_other_thread: bool
     served: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """What became of the requests of one run.
-
-    Attributes:
-        served: requests that got their planned place.
-        served_bytes: bytes they asked for.
-        outputs: requests that were left to the stock allocator on purpose.
-        outside: requests that did not match the program, left to the stock allocator.
-        outside_bytes: bytes they asked for.
-        requests_on_worker_threads: requests of all threads that are in no region, while this one ran, and of
-            this one on another stream or device than the step's.
-    """
-
-    served: int
-    served_bytes: int
-    outputs: int
-    outside: int
-    outside_bytes: int
-    requests_on_worker_threads: int
 
 
 class Buffer:
@@ -207,9 +172,9 @@ class Arena:
         """Whether :meth:`region` would refuse this thread now."""
         return self.buffer.memory.is_busy or self._native.in_region()
 
-    def counters(self) -> Counters:
-        """Counts of the last run, or of the one under way."""
-        return Counters(*self._arena.counters())
+    def counts(self) -> RunCounts:
+        """Return the counts of the last run, or of the one under way."""
+        return RunCounts(*self._arena.counters())
 
     def recording(self) -> tuple[RecordedRequest, ...]:
         """The requests of the last run, in order; empty if it was not recorded or has not ended."""

@@ -7,8 +7,8 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from olla_fx.arena.arena import ArenaBusyError, ArenaUnavailableError
 from olla_fx.arena.native import native_module
+from olla_fx.errors import ArenaBusyError, ArenaUnavailableError
 
 
 class EventKind(enum.StrEnum):

@@ -49,7 +49,7 @@ class NativeArena(Protocol):
         """End this thread's run; False if this thread runs no step in this arena."""
 
     def counters(self) -> tuple[int, int, int, int, int, int]:
-        """The fields of ``Counters``."""
+        """The fields of ``RunCounts``."""
 
     def outside_log(self) -> list[tuple[int, int, int]]:
         """Operator, ordinal and bytes of requests that were not planned."""

@@ -1,14 +1,12 @@
 """Model and example → one fx graph of the whole step."""
 
 from olla_fx.capture.inputs import Role, StepInput, TensorSlot, TensorSpec
-from olla_fx.capture.recipe import Recipe
 from olla_fx.capture.step import capture
 from olla_fx.capture.types import CapturedStep, Mode, StepRequest
 
 __all__ = [
     "CapturedStep",
     "Mode",
-    "Recipe",
     "Role",
     "StepInput",
     "StepRequest",

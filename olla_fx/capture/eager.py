@@ -15,6 +15,7 @@ from torch import nn
 from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.constant_folding import KnownValues
+from olla_fx.capture.gradients import clip, micro_batches, share_of_loss
 from olla_fx.capture.inputs import Role, TensorSlot, TensorSpec, tensor_slots
 from olla_fx.capture.model_copy import ShadowModel
 from olla_fx.capture.types import Mode, OutputAlias, StepRequest, plan_device
@@ -135,10 +136,10 @@ class FakeStep:
                 return total.detach()
             if self._shadow.loss_fn is None:
                 raise ValueError("a training step needs loss_fn")
-            losses = []
-            for *inputs, target in self.request.recipe.parts(self._inputs):
+            losses, count = [], self.request.options.accumulation_steps
+            for *inputs, target in micro_batches(self._inputs, count):
                 outputs = self._shadow.model(*inputs)
-                loss = self.request.recipe.share(self._shadow.loss_fn(outputs, target))
+                loss = share_of_loss(self._shadow.loss_fn(outputs, target), count)
                 del outputs
                 loss.backward()  # type: ignore[no-untyped-call]
                 losses.append(loss.detach())
@@ -146,7 +147,7 @@ class FakeStep:
 
     def _update(self) -> None:
         gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
-        self.request.recipe.clip(gradients)
+        clip(gradients, self.request.options)
         if self.request.optimizer is not None:
             for name in gradients:
                 self.parameters[name].grad = None

@@ -18,11 +18,11 @@ from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.eager import FakeStep
 from olla_fx.capture.eager_numerics import AsEager
+from olla_fx.capture.gradients import clip, joined, micro_batches, refuse_sparse, separated, share_of_loss
 from olla_fx.capture.inputs import WANTS_GRADIENT, Role, StepInput, TensorSlot, TensorSpec, tensor_slots
 from olla_fx.capture.model_copy import ShadowModel
 from olla_fx.capture.optimizer import OptimizerLayout
 from olla_fx.capture.python_state import PythonState
-from olla_fx.capture.recipe import joined, refuse_sparse, separated
 from olla_fx.capture.refusals import explained
 from olla_fx.capture.types import Mode, OutputAlias, OutputLayout, StepRequest, plan_device
 from olla_fx.errors import CaptureError
@@ -248,12 +248,12 @@ class Tracing:
         arguments: Sequence[Any],
     ) -> list[torch.Tensor]:
         trained = [name for names in self._layout().parameters for name in names if name in self.state]
-        recipe, losses, answers = self.request.recipe, [], []
+        options, losses, answers = self.request.options, [], []
         total: dict[str, torch.Tensor | None] = dict.fromkeys(trained)
-        for *inputs, target in recipe.parts(arguments):
+        for *inputs, target in micro_batches(arguments, options.accumulation_steps):
             with torch.enable_grad(), self._autocast_cache():
                 outputs = self.shadow.model(*inputs)
-                loss = recipe.share(self._loss(outputs, target))
+                loss = share_of_loss(self._loss(outputs, target), options.accumulation_steps)
             if not trained:
                 raise CaptureError("the loss depends on no parameter that the optimizer trains")
             with self._gradients_made():
@@ -261,7 +261,7 @@ class Tracing:
             for name, gradient in zip(trained, gradients, strict=True):
                 refuse_sparse(name, gradient)
             own: Sequence[torch.Tensor | None] = gradients
-            if recipe.writes_gradients:
+            if options.changes_gradients:
                 own = separated(gradients, [leaves[name] for name in trained])
             for name, mine in zip(trained, own, strict=True):
                 _accumulate(total, name, mine)
@@ -269,10 +269,10 @@ class Tracing:
             answers.append(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs))
         self.without_gradient = [name for name, gradient in total.items() if gradient is None]
         with torch.autocast(self.device.type, enabled=False):
-            recipe.clip(total)
+            clip(total, options)
             self._update(values, {name: values[Role.PARAMETER, name] for name in trained}, total)
             loss = sum(losses[1:], losses[0])
-        return self._flatten_outputs((loss, joined(answers)) if self.request.return_outputs else loss)
+        return self._flatten_outputs((loss, joined(answers)) if options.return_outputs else loss)
 
     @contextlib.contextmanager
     def _autocast_cache(self) -> Iterator[None]:

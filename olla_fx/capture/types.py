@@ -14,8 +14,8 @@ from torch import fx, nn
 from olla_fx.capture.inputs import Role, StepInput, TensorSlot, TensorSpec, step_modules
 from olla_fx.capture.optimizer import OptimizerLayout
 from olla_fx.capture.python_state import PythonState
-from olla_fx.capture.recipe import Recipe
 from olla_fx.errors import CaptureError
+from olla_fx.options import Options
 from olla_fx.torch_compat import pytree
 
 LossFunction = Callable[..., torch.Tensor]
@@ -184,8 +184,7 @@ class StepRequest:
         mode: what of it.
         loss_fn: ``loss_fn(model(*inputs), target)`` must give a scalar.
         optimizer: the user's; not changed.
-        return_outputs: whether a training step also returns the model's outputs.
-        recipe: micro-batches and clipping of a training step.
+        options: how to plan and run it.
         tangent_strides: in the caller's own loop, the element strides of the tangents, in order; empty for
             those of the outputs that they belong to.
     """
@@ -195,8 +194,7 @@ class StepRequest:
     mode: Mode
     loss_fn: LossFunction | None = None
     optimizer: torch.optim.Optimizer | None = None
-    return_outputs: bool = False
-    recipe: Recipe = field(default_factory=Recipe)
+    options: Options = field(default_factory=Options)
     tangent_strides: tuple[tuple[int, ...], ...] = ()
 
     def modules(self) -> dict[str, nn.Module]:

@@ -23,7 +23,7 @@ from olla_fx.api import plan as plan_step
 from olla_fx.cli import place as cli_place
 from olla_fx.errors import OllaError
 from olla_fx.plan import Plan
-from olla_fx.report import format_bytes, format_table, plan_rows
+from olla_fx.report import format_bytes, format_table
 from olla_solvers.errors import InfeasibleError, NoSolutionError, ProblemError
 from olla_solvers.order import order
 from olla_solvers.paper.joint import joint_plan
@@ -185,7 +185,7 @@ def _run_plan(parsed: argparse.Namespace) -> None:
         time_limit=parsed.time_limit,
         baseline=not parsed.no_baseline,
     )
-    _report(plan_rows(plan), _plan_document(plan, parsed.solver), parsed.json)
+    _report(plan.rows(), _plan_document(plan, parsed.solver), parsed.json)
     if parsed.plot:
         plan.plot(parsed.plot)
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from olla_fx.arena import AllocationEvent, alignment_of, record_events
-from olla_fx.dataflow import rounded
+from olla_fx.alignment import alignment_of, rounded
+from olla_fx.arena import AllocationEvent, record_events
 from olla_fx.eager.baseline import Baseline, baseline_from_events
 from olla_fx.eager.iterations import find_period, spans_of_iteration
 from olla_fx.errors import RecordingError

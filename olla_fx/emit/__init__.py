@@ -1,1 +1,54 @@
-"""Writes a plan out as graphs that run: operators in planned order, and the code that calls them."""
+"""Plan → what runs: the graphs of a step in planned order, and the generated functions that call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from olla_fx.capture import StepInput
+from olla_fx.dataflow import Dataflow
+from olla_fx.emit.codegen import generated_function
+from olla_fx.emit.graph import reordered_graphs
+from olla_solvers.plan import MemoryPlan
+from olla_solvers.problem import Problem
+
+__all__ = ["EmittedStep", "emit"]
+
+
+@dataclass(frozen=True)
+class EmittedStep:
+    """A step in planned order, phase by phase: one phase, or forward and backward in the caller's own loop.
+
+    Attributes:
+        phases: the graph of each phase.
+        functions: for each phase, the generated function that runs it.
+        placeholders_read: for each phase, the indices of the placeholders that it reads.
+    """
+
+    phases: tuple[fx.GraphModule, ...]
+    functions: tuple[Callable[..., Any], ...]
+    placeholders_read: tuple[frozenset[int], ...]
+
+
+def emit(
+    dataflow: Dataflow,
+    problem: Problem,
+    plan: MemoryPlan,
+    inputs: Sequence[StepInput],
+    begin_operator: Callable[[int], object] | None = None,
+) -> EmittedStep:
+    """Write a plan out as graphs and functions; see :func:`olla_fx.emit.graph.reordered_graphs`."""
+    phases = reordered_graphs(dataflow, problem, plan, inputs, begin_operator)
+    return EmittedStep(
+        phases,
+        tuple(generated_function(phase) for phase in phases),
+        tuple(_placeholders_read(phase) for phase in phases),
+    )
+
+
+def _placeholders_read(phase: fx.GraphModule) -> frozenset[int]:
+    placeholders = phase.graph.find_nodes(op="placeholder")
+    return frozenset(position for position, node in enumerate(placeholders) if node.users)

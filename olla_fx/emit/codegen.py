@@ -1,4 +1,4 @@
-"""An emitted graph as one Python function over prepared calls.
+"""An emitted graph as one generated Python function.
 
 The code that fx writes looks every operator up by its path (``torch.ops.aten.mm.default``) and goes through
 its Python wrapper at each call, which costs about as much as a small operator's own work. Here each operator
@@ -20,25 +20,25 @@ from olla_fx import torch_compat
 _OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)\.(\w+)(?=\()")
 
 
-def prepared(graph_module: fx.GraphModule) -> Callable[..., Any]:
-    """What runs a graph module's code, its operators looked up already.
+def generated_function(graph_module: fx.GraphModule) -> Callable[..., Any]:
+    """Generate a function that runs a graph module's code, its operators looked up already.
 
     Args:
-        graph_module: from :func:`olla_fx.emit.emit.emit`.
+        graph_module: from :func:`olla_fx.emit.graph.reordered_graphs`.
 
     Returns:
         A function of the graph's placeholders.
     """
-    calls: dict[str, object] = {}
+    operators: dict[str, object] = {}
 
-    def look_up(found: re.Match[str]) -> str:
-        namespace, name, overload = found.groups()
+    def look_up(match: re.Match[str]) -> str:
+        namespace, name, overload = match.groups()
         operator = getattr(getattr(getattr(torch.ops, namespace), name), overload)
         local = f"_{namespace}_{name}_{overload}"
-        calls[local] = torch_compat.direct_call(operator)
+        operators[local] = torch_compat.direct_call(operator)
         return local
 
     code = _OPERATOR.sub(look_up, graph_module.code)
-    names: dict[str, Any] = {**type(graph_module).forward.__globals__, **calls}
+    names: dict[str, Any] = {**type(graph_module).forward.__globals__, **operators}
     exec(compile(code, "<planned step>", "exec"), names)
     return MethodType(names["forward"], graph_module)

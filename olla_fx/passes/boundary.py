@@ -15,26 +15,34 @@ from typing import cast
 from torch import fx
 
 from olla_fx.capture import Role, StepInput
-from olla_fx.dataflow import draws_random_numbers, hand_over, is_free, storages_of, written_arguments
+from olla_fx.fx_graph import (
+    ancestors,
+    descendants,
+    draws_random_numbers,
+    forward_backward_boundary,
+    is_free,
+    storages_of,
+    written_arguments,
+)
 from olla_fx.passes.reinplace_updates import aten
 
 
-def mark_hand_over(graph: fx.Graph, inputs: tuple[StepInput, ...], results: int) -> None:
+def mark_boundary(graph: fx.Graph, inputs: tuple[StepInput, ...], results: int) -> None:
     """Sort a graph into forward and backward and put the marker between them.
 
     Args:
         graph: with fake values, its updates in place.
         inputs: what its placeholders are.
-        results: how many of its results the caller gets at the hand-over; gradients follow.
+        results: how many of its results the caller gets at the boundary; gradients follow.
     """
     placeholders = graph.find_nodes(op="placeholder")
     tangents = [node for node, each in zip(placeholders, inputs, strict=True) if each.role is Role.TANGENT]
     answer: list[object] = list(cast(Sequence[object], graph.output_node().args[0]))[:results]
-    forward = _ancestors([each for each in answer if isinstance(each, fx.Node)])
-    late = _descendants(tangents)
+    forward = ancestors([each for each in answer if isinstance(each, fx.Node)])
+    late = descendants(tangents)
     for node in graph.nodes:
         if node not in late and _belongs_to_forward(node):
-            forward |= _ancestors([node])
+            forward |= ancestors([node])
     _keep_old_values(graph, forward)
     first = next(node for node in graph.nodes if node.op != "placeholder")
     anchor = first.prev
@@ -42,7 +50,7 @@ def mark_hand_over(graph: fx.Graph, inputs: tuple[StepInput, ...], results: int)
         anchor.append(node)
         anchor = node
     with graph.inserting_after(anchor):
-        graph.call_function(hand_over, (tuple(cast(list[fx.Node], answer)), tuple(tangents)))
+        graph.call_function(forward_backward_boundary, (tuple(cast(list[fx.Node], answer)), tuple(tangents)))
 
 
 def _belongs_to_forward(node: fx.Node) -> bool:
@@ -57,26 +65,6 @@ def _base(node: fx.Node) -> fx.Node:
     while node.op == "call_function" and node.all_input_nodes and is_free(node):
         node = node.all_input_nodes[0]
     return node
-
-
-def _ancestors(nodes: list[fx.Node]) -> set[fx.Node]:
-    found, pending = set(nodes), list(nodes)
-    while pending:
-        for source in pending.pop().all_input_nodes:
-            if source not in found:
-                found.add(source)
-                pending.append(source)
-    return found
-
-
-def _descendants(nodes: list[fx.Node]) -> set[fx.Node]:
-    found, pending = set(nodes), list(nodes)
-    while pending:
-        for user in pending.pop().users:
-            if user not in found:
-                found.add(user)
-                pending.append(user)
-    return found
 
 
 def _keep_old_values(graph: fx.Graph, forward: set[fx.Node]) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from olla_fx.capture import Role, StepInput
-from olla_fx.dataflow import storages_of
+from olla_fx.fx_graph import storages_of
 from olla_fx.torch_compat import storage_key
 
 aten = torch.ops.aten

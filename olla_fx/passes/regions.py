@@ -13,7 +13,7 @@ from typing import TypeGuard
 import torch
 from torch import fx
 
-from olla_fx.dataflow import is_free
+from olla_fx.fx_graph import is_free
 from olla_fx.torch_compat import pytree, storage_key
 
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
-from olla_fx.dataflow import draws_random_numbers
+from olla_fx.fx_graph import draws_random_numbers
 from olla_fx.passes.regions import Regions, has_known_elements
 from olla_fx.passes.reinplace_updates import in_place_form, is_element_wise, out_form, write_over
 from olla_fx.torch_compat import pytree
@@ -39,7 +39,7 @@ _COPIES = frozenset(
 )
 
 
-def restore_in_place(graph: fx.Graph) -> int:
+def reinplace(graph: fx.Graph) -> int:
     """Let operators write over their arguments; see the module docstring.
 
     Args:
@@ -50,19 +50,19 @@ def restore_in_place(graph: fx.Graph) -> int:
     """
     regions = Regions(graph)
     ancestors = _ancestors(graph)
-    restored = 0
+    count = 0
     for node in list(graph.nodes):
         if node.op != "call_function" or node._erased:
             continue
         if node.target is aten.copy.default:
-            restored += _restore_copy(node, regions)
+            count += _reinplace_copy(node, regions)
         elif is_element_wise(node.target) and not draws_random_numbers(node):
             place = _place_for(node, regions, ancestors)
             if place is not None:
                 regions.move(node, place)
                 write_over(node, place)
-                restored += 1
-    return restored
+                count += 1
+    return count
 
 
 def _place_for(node: fx.Node, regions: Regions, ancestors: Mapping[fx.Node, int]) -> fx.Node | None:
@@ -132,7 +132,7 @@ def _may_overwrite(node: fx.Node, target: fx.Node, regions: Regions, until: fx.N
     return not met or (is_element_wise(node.target) and all(each == region for each in met))
 
 
-def _restore_copy(copy: fx.Node, regions: Regions) -> int:
+def _reinplace_copy(copy: fx.Node, regions: Regions) -> int:
     """Make ``copy(target, value)`` what eager did: an operator in place, or a write to ``target``."""
     target, value = copy.args[0], copy.args[1]
     if not isinstance(target, fx.Node) or not isinstance(value, fx.Node) or not regions.of(target):

@@ -13,14 +13,13 @@ stand before it in the graph.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from olla_fx import torch_compat
-from olla_fx.dataflow import storages_of
+from olla_fx.fx_graph import storages_of
 from olla_fx.torch_compat import pytree, storage_key
 
 aten = torch.ops.aten
@@ -43,30 +42,18 @@ _ELEMENT_WISE_WITHOUT_TAG = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class InPlaceReport:
-    """What :func:`update_in_place` did.
-
-    Attributes:
-        rewritten: static arrays that are now updated in place.
-        copied: static arrays whose new value is still copied over the old one.
-    """
-
-    rewritten: tuple[str, ...]
-    copied: tuple[str, ...]
-
-
-def update_in_place(graph: fx.Graph) -> InPlaceReport:
+def reinplace_updates(graph: fx.Graph) -> tuple[str, ...]:
     """Turn every update chain that allows it into in-place operators; see the module docstring.
 
     Args:
         graph: propagated with fake tensors; changed. Its metadata is out of date afterwards.
+
+    Returns:
+        The names of the static arrays that are now updated in place.
     """
-    rewritten: list[str] = []
     copies = _trailing_copies(graph)
-    for target in _update_batch_norms(graph, copies):
-        rewritten.append(target.name)
-    for target, copy in list(copies.items()):
+    in_place = [target.name for target in _update_batch_norms(graph, copies)]
+    for target, copy in copies.items():
         if copy._erased:
             continue
         chain = _chain_from(target, copy.args[1], graph)
@@ -75,9 +62,8 @@ def update_in_place(graph: fx.Graph) -> InPlaceReport:
                 write_over(node, node.args[0])
             copy.replace_all_uses_with(copy.args[1])  # type: ignore[arg-type]
             graph.erase_node(copy)
-            rewritten.append(target.name)
-    kept = tuple(target.name for target, copy in copies.items() if not copy._erased)
-    return InPlaceReport(tuple(rewritten), kept)
+            in_place.append(target.name)
+    return tuple(in_place)
 
 
 def in_place_form(target: object) -> torch_compat.OpOverload | None:

@@ -1,5 +1,5 @@
 """Plans and runs for people: tables, plots, snapshots."""
 
-from olla_fx.report.table import StepReport, format_bytes, format_table, plan_rows
+from olla_fx.report.table import format_bytes, format_table
 
-__all__ = ["StepReport", "format_bytes", "format_table", "plan_rows"]
+__all__ = ["format_bytes", "format_table"]

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from olla_solvers.place import spans_of
-
-if TYPE_CHECKING:
-    from olla_fx.plan import Plan
+from olla_fx.report.spans import placed_spans
+from olla_solvers.plan import MemoryPlan
+from olla_solvers.problem import Problem
 
 MIB = 2**20
 
 
-def plot_plan(plan: Plan, path: str | Path) -> None:
+def plot_plan(problem: Problem, plan: MemoryPlan, path: str | Path) -> None:
     """Draw a plan into an image file.
 
     Args:
-        plan: what to draw.
+        problem: the operators and arrays.
+        plan: their order and offsets.
         path: its suffix chooses the format.
 
     Raises:
@@ -30,18 +29,15 @@ def plot_plan(plan: Plan, path: str | Path) -> None:
         from matplotlib.patches import Rectangle
     except ImportError as error:
         raise ImportError("plotting needs matplotlib: pip install 'olla-fx[plot]'") from error
-    index = {operator.name: position for position, operator in enumerate(plan.problem.operators)}
-    spans = spans_of(plan.problem, [index[name] for name in plan.order])
-    workspaces = {f"workspace of {name}": offset for name, offset in plan.memory.workspace_offsets.items()}
-    offsets = {**plan.offsets, **workspaces}
+    spans = list(placed_spans(problem, plan))
     figure = Figure(figsize=(12, 6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     patches = [
-        Rectangle((span.lower, offsets[span.name] / MIB), span.upper - span.lower, span.size_bytes / MIB)
-        for span in spans
+        Rectangle((span.lower, offset / MIB), span.upper - span.lower, span.size_bytes / MIB)
+        for span, offset in spans
     ]
-    colors = [hash(span.name) % 20 for span in spans]
+    colors = [hash(span.name) % 20 for span, _ in spans]
     collection = PatchCollection(patches, cmap="tab20", edgecolor="black", linewidth=0.2)
     collection.set_array(colors)
     axes.add_collection(collection)

@@ -7,44 +7,39 @@ exactly that: the segment is the buffer, and every array comes and goes at its o
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from olla_solvers.place import spans_of
-
-if TYPE_CHECKING:
-    from olla_fx.plan import Plan
+from olla_fx.report.spans import placed_spans
+from olla_solvers.plan import MemoryPlan
+from olla_solvers.problem import Problem
 
 _BUFFER_ADDRESS = 1 << 30
 
 
-def write_snapshot(plan: Plan, path: str | Path) -> None:
-    """Write a plan's step as a snapshot file.
+def write_snapshot(problem: Problem, plan: MemoryPlan, path: str | Path) -> None:
+    """Write a planned step as a snapshot file.
 
     Args:
-        plan: what to write.
+        problem: the operators and arrays.
+        plan: their order and offsets.
         path: of the pickle file.
     """
-    Path(path).write_bytes(pickle.dumps(_snapshot(plan)))
+    Path(path).write_bytes(pickle.dumps(_snapshot(problem, plan)))
 
 
-def _snapshot(plan: Plan) -> dict[str, Any]:
-    index = {operator.name: position for position, operator in enumerate(plan.problem.operators)}
-    spans = spans_of(plan.problem, [index[name] for name in plan.order])
-    workspaces = {f"workspace of {name}": offset for name, offset in plan.memory.workspace_offsets.items()}
-    offsets: Mapping[str, int] = {**plan.offsets, **workspaces}
+def _snapshot(problem: Problem, plan: MemoryPlan) -> dict[str, Any]:
     events: list[tuple[int, int, dict[str, Any]]] = []
-    for span in spans:
+    for span, offset in placed_spans(problem, plan):
         if span.size_bytes:
-            address = _BUFFER_ADDRESS + offsets[span.name]
+            address = _BUFFER_ADDRESS + offset
             frames = [{"filename": plan.order[span.lower], "line": span.lower, "name": span.name}]
             # Frees of a timestep come before its allocations: lifetimes are half open.
             events.append((span.lower, 1, _event("alloc", address, span.size_bytes, frames)))
             events.append((span.upper, 0, _event("free_requested", address, span.size_bytes, frames)))
             events.append((span.upper, 0, _event("free_completed", address, span.size_bytes, frames)))
     trace = [_event("segment_alloc", _BUFFER_ADDRESS, plan.buffer_bytes, [])]
-    trace += [event for _, _, event in sorted(events, key=lambda each: each[:2])]
+    trace += [event for _, _, event in sorted(events, key=lambda event: event[:2])]
     segment = {
         "device": 0,
         "address": _BUFFER_ADDRESS,

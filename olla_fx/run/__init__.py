@@ -1,19 +1,6 @@
-"""Runs a planned step: looks its inputs up, records the first call, replays the rest in one buffer."""
+"""Runs a planned step: looks its inputs up, records a call, serves the rest from one buffer."""
 
-from olla_fx.run.executor import Binding, Executor, RunCounts
-from olla_fx.run.lookup import StepLookup
-from olla_fx.run.module import MOST_PLANS, Compile, PlannedModule
-from olla_fx.run.plan_cache import CompiledStep
-from olla_fx.run.shared_buffer import SharedBuffer
+from olla_fx.run.module import PlannedModule
+from olla_fx.run.stats import StepReport, StepStats
 
-__all__ = [
-    "MOST_PLANS",
-    "Binding",
-    "Compile",
-    "CompiledStep",
-    "Executor",
-    "PlannedModule",
-    "RunCounts",
-    "SharedBuffer",
-    "StepLookup",
-]
+__all__ = ["PlannedModule", "StepReport", "StepStats"]

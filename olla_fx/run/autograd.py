@@ -3,73 +3,74 @@
 AOTAutograd's way: one graph for both, run in two phases. Between them the buffer is *busy*: it holds the
 activations that backward needs. It is given back when backward has run, or when the caller drops the
 graph. Outputs and gradients are allocated outside, since autograd hands them on.
+
+The graph is planned for gradients ("tangents") in certain memory layouts. Others are copied into these, as
+AOTAutograd does at every backward; here the next forward is planned for what came.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from olla_fx import torch_compat
-from olla_fx.capture import CapturedStep, StepInput
+from olla_fx.capture import StepInput
 from olla_fx.errors import BackwardError
 from olla_fx.run.copies import copies_of
 from olla_fx.run.executor import Run
-from olla_fx.run.repetition import Repetition
+from olla_fx.run.plan_cache import Strides
 
 
 class Pass:
     """One forward, and the backward that may follow.
 
     Attributes:
-        differentiable_outputs: for each output, whether a tangent comes back for it.
+        differentiable_outputs: for each output, True if a tangent comes back for it.
         wanted: indices of the placeholders that want a gradient.
     """
 
-    def __init__(
-        self, captured: CapturedStep, run: Run, values: Sequence[Any], repetition: Repetition | None = None
-    ) -> None:
+    def __init__(self, run: Run, values: Sequence[Any], note_strides: Callable[[Strides], None]) -> None:
         """Prepare a pass.
 
         Args:
-            captured: what runs.
             run: the run that it takes part in.
             values: of all placeholders before the tangents.
-            repetition: repeats it where a tangent has another layout than planned; None once that is known.
+            note_strides: called with the element strides of the tangents if they are not the planned ones.
         """
-        self._captured = captured
-        self.differentiable_outputs = captured.differentiable
+        self._captured = run.step.captured
+        self.differentiable_outputs = self._captured.differentiable
         self._run: Run | None = run
         self._values: list[Any] = list(values)
-        self._arguments = self._values
-        self._repetition = repetition
+        self._note_strides = note_strides
         self._kept: list[Any] = []
         self._versions: list[tuple[torch.Tensor, int, StepInput | None]] = []
-        self.wanted = captured.wanted
+        self.wanted = self._captured.wanted
 
     def differentiable(self) -> list[torch.Tensor]:
-        """The tensors that want a gradient, until backward has run."""
+        """Return the tensors that want a gradient, until backward has run."""
         self._running()
         return [self._values[index] for index in self.wanted]
 
     def forward(self) -> list[torch.Tensor]:
-        """The outputs; each a tensor of its own, so that autograd's mark on it makes no cycle."""
+        """Return the outputs; each a tensor of its own, so that autograd's mark on it makes no cycle."""
         run = self._running()
         tangents = [None] * (len(self._captured.inputs) - len(self._values))
         answer, kept = run.run_phase(0, [*self._values, *tangents], last=False)
         self._kept = list(kept)
-        results = [each.detach() for each in answer]
+        results = [output.detach() for output in answer]
         # Also an update in place whose result backward reads lies in the caller's memory.
-        tensors = [each for each in self._kept if isinstance(each, torch.Tensor)]
+        tensors = [value for value in self._kept if isinstance(value, torch.Tensor)]
         kept_storages = set(torch_compat.storage_keys(tensors))
         self._versions = [
-            (each, each._version, None) for each in answer if torch_compat.storage_key(each) in kept_storages
+            (output, output._version, None)
+            for output in answer
+            if torch_compat.storage_key(output) in kept_storages
         ]
         written = tuple(self._captured.written)
         storages = torch_compat.storage_keys([self._values[index] for index in written])
-        read = run.read_by(1).union(
+        read = run.step.emitted.placeholders_read[1].union(
             index for index, storage in zip(written, storages, strict=True) if storage in kept_storages
         )
         inputs, values = self._captured.inputs, self._values
@@ -81,11 +82,11 @@ class Pass:
         return results
 
     def backward(self, tangents: Sequence[torch.Tensor | None], *, again: bool) -> list[torch.Tensor | None]:
-        """The gradients of :meth:`differentiable`.
+        """Return the gradients of :meth:`differentiable`.
 
         Args:
             tangents: of the outputs that have a gradient; None for those that were not used.
-            again: whether another backward may follow (``retain_graph=True``).
+            again: True if another backward may follow (``retain_graph=True``).
         """
         run = self._running()
         for tensor, version, source in self._versions:
@@ -97,67 +98,53 @@ class Pass:
                     "change a clone, or after backward"
                 )
         try:
-            tangents = [None if each is None else _resolved(each) for each in tangents]
-            run = self._repeated(tangents, run, again=again)
+            tangents = [None if tangent is None else _resolved(tangent) for tangent in tangents]
             kept = copies_of(self._kept) if again else self._kept
             fitting = [self._fitting(index, tangent) for index, tangent in enumerate(tangents)]
-            gradients = run.run_phase(1, [*self._arguments, *fitting, kept], last=not again)
+            gradients = run.run_phase(1, [*self._values, *fitting, kept], last=not again)
         except BaseException:
             self.drop()
             raise
+        self._note_layouts(tangents)
         if not again:
             self.drop()
         by_index = self._separated(tangents, gradients)
         return [by_index.get(index) for index in self.wanted]
 
-    def _repeated(self, tangents: Sequence[torch.Tensor | None], run: Run, *, again: bool) -> Run:
-        """The run whose backward takes tangents of these layouts: this one, or one with forward run again."""
-        repetition = self._repetition
-        if not again:
-            self._repetition = None
-        if repetition is None:
-            return run
+    def _note_layouts(self, tangents: Sequence[torch.Tensor | None]) -> None:
+        """Let the next forward be planned for these layouts, if this one was planned for others."""
         planned = self._captured.tangent_strides
         strides = tuple(
             stride if tangent is None else tangent.stride()
             for tangent, stride in zip(tangents, planned, strict=True)
         )
-        plan = repetition.plan_for(strides)
-        if plan is None:
-            return run
-        self._versions = [each for each in self._versions if each[2] is not None]
-        self._kept, self._run = [], None
-        run.release()
-        self._captured = plan.captured
-        run, self._arguments, self._kept = repetition.forward(plan)
-        self._run = run
-        return run
+        if strides != planned:
+            self._note_strides(strides)
 
     def _separated(
         self, tangents: Sequence[torch.Tensor | None], gradients: Sequence[torch.Tensor]
     ) -> dict[int, torch.Tensor]:
-        """Gradients by placeholder: those that eager makes, no two in one storage.
+        """Return the gradients that eager makes, by placeholder, no two in one storage.
 
         Autograd may keep what it is given and add to it.
         """
         used = {index for index, tangent in enumerate(tangents) if tangent is not None}
-        seen = set(torch_compat.storage_keys([each for each in tangents if each is not None]))
-        found: dict[int, torch.Tensor] = {}
+        seen = set(torch_compat.storage_keys([tangent for tangent in tangents if tangent is not None]))
+        separated: dict[int, torch.Tensor] = {}
         storages = torch_compat.storage_keys(gradients)
         reached = self._captured.gradient_tangents
         wanted = zip(self._captured.gradients, reached, gradients, storages, strict=True)
         for index, reached_by, gradient, storage in wanted:
             if reached_by and reached_by.isdisjoint(used):
                 continue  # eager makes no gradient from outputs that nobody used
-            found[index] = gradient.clone() if storage in seen else gradient
+            separated[index] = gradient.clone() if storage in seen else gradient
             seen.add(storage)
-        return found
+        return separated
 
     def drop(self) -> None:
         """Forget what backward would need."""
         run, self._run = self._run, None
-        self._kept, self._values, self._arguments, self._versions = [], [], [], []
-        self._repetition = None
+        self._kept, self._values, self._versions = [], [], []
         if run is not None:
             run.release()
 
@@ -171,7 +158,7 @@ class Pass:
         return self._run
 
     def _fitting(self, index: int, tangent: torch.Tensor | None) -> torch.Tensor:
-        """A tangent in the layout that was captured; autograd makes expanded ones."""
+        """Return a tangent in the layout that was planned."""
         spec = self._captured.inputs[len(self._values) + index].spec
         if spec is None:
             raise ValueError(f"tangent {index} was captured without a kind")
@@ -182,17 +169,22 @@ class Pass:
             return zeros
         if spec.fits(tangent):
             return tangent
-        if spec.overlaps_itself:
+        if not spec.overlaps_itself:
+            return spec.empty(meta_as=tangent.device).copy_(tangent)
+        # Planned for one number spread out, as the gradient of a sum is, which has no room for several. Its
+        # operators take any layout, but for those that reach into a storage.
+        if any(
+            "as_strided" in str(node.target) for node in self._running().step.emitted.phases[1].graph.nodes
+        ):
             raise BackwardError(
-                "a gradient comes in another memory layout than at the backward before, and forward cannot "
-                "be repeated for it, because the model or what forward has read was changed since: change a "
-                "clone, or after backward"
+                "a gradient comes in another memory layout than at the backward before, and this model's "
+                "backward cannot take it: run the forward and the backward again, which are planned for it"
             )
-        return spec.empty(meta_as=tangent.device).copy_(tangent)
+        return tangent.contiguous()
 
 
 def _resolved(tangent: torch.Tensor) -> torch.Tensor:
-    """A tangent that kernels can read: dense, and neither to be conjugated nor negated."""
+    """Return a tangent that kernels can read: dense, and neither to be conjugated nor negated."""
     if torch_compat.is_batched(tangent):
         raise BackwardError(
             "several backwards at once (is_grads_batched=True, vectorize=True) do not go through a "
@@ -216,7 +208,8 @@ class PlannedFunction(torch.autograd.Function):
         outputs = running.forward()
         ctx.running = running
         ctx.set_materialize_grads(False)
-        without = [each for each, has in zip(outputs, running.differentiable_outputs, strict=True) if not has]
+        pairs = zip(outputs, running.differentiable_outputs, strict=True)
+        without = [output for output, has_tangent in pairs if not has_tangent]
         ctx.mark_non_differentiable(*without)
         return tuple(outputs)
 
@@ -229,8 +222,8 @@ class PlannedFunction(torch.autograd.Function):
         penalty on the others would be taken for a constant.
         """
         has_tangent = ctx.running.differentiable_outputs
-        wanted = [each for each, has in zip(tangents, has_tangent, strict=True) if has]
-        sources = [each for each in wanted if each is not None]
+        wanted = [tangent for tangent, has in zip(tangents, has_tangent, strict=True) if has]
+        sources = [tangent for tangent in wanted if tangent is not None]
         if torch.is_grad_enabled():  # create_graph=True
             sources += ctx.running.differentiable()
         with torch.no_grad():
@@ -246,7 +239,7 @@ class _LastGradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> Any:
         """Mark the last ``count`` tensors, gradients; autograd follows them to those before."""
-        return tuple(each.detach() for each in tensors[len(tensors) - count :])
+        return tuple(tensor.detach() for tensor in tensors[len(tensors) - count :])
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor | None) -> Any:
@@ -260,10 +253,10 @@ class _LastGradients(torch.autograd.Function):
 def _marked(
     gradients: Sequence[torch.Tensor | None], sources: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """The gradients as tensors that autograd follows to what they depend on, up to the refusal.
+    """Return the gradients as tensors that autograd follows to what they depend on, up to the refusal.
 
     To all of it: ``torch.autograd.grad`` takes what no path leads to for a constant.
     """
-    there = [each for each in gradients if each is not None]
-    marked = iter(_LastGradients.apply(len(there), *sources, *there))  # type: ignore[no-untyped-call]
-    return [None if each is None else next(marked) for each in gradients]
+    given = [gradient for gradient in gradients if gradient is not None]
+    marked = iter(_LastGradients.apply(len(given), *sources, *given))  # type: ignore[no-untyped-call]
+    return [None if gradient is None else next(marked) for gradient in gradients]

@@ -23,7 +23,8 @@ from typing import Any
 
 import torch
 
-from olla_fx import arena, torch_compat
+from olla_fx import torch_compat
+from olla_fx.arena import Arena
 from olla_fx.capture import CapturedStep, Mode, Role, StepRequest
 from olla_fx.errors import CaptureError, UnsupportedOptimizerError
 from olla_fx.run.copies import copies_of
@@ -79,7 +80,7 @@ class _Captured:
 
     Attributes:
         graph: launches all kernels of a step.
-        program: what served the captured step; once it is gone, so may be its buffer.
+        arena: served the captured step; once it is gone, so may be its buffer.
         slots: for each placeholder that is an example, the graph's own tensor.
         addresses: of all other tensors.
         numbers: what was baked.
@@ -87,7 +88,7 @@ class _Captured:
     """
 
     graph: torch.cuda.CUDAGraph
-    program: weakref.ref[arena.Arena]
+    arena: weakref.ref[Arena]
     slots: dict[int, torch.Tensor]
     addresses: tuple[int, ...]
     numbers: tuple[float, ...]
@@ -176,11 +177,11 @@ class GraphedStep:
     def _fits(self, values: Sequence[Any]) -> bool:
         """Whether the graph that there is does what a step with these values would do."""
         present = self._captured
-        program = None if present is None else present.program()
+        arena = None if present is None else present.arena()
         return (
             present is not None
-            and program is not None
-            and self._executor.uses(program)
+            and arena is not None
+            and self._executor.uses(arena)
             and present.numbers == self._numbers_of(values)
             and present.addresses == self._addresses_of(values)
         )
@@ -216,13 +217,13 @@ class GraphedStep:
         except RuntimeError as error:
             self._fall_back(f"capturing failed: {_cause_of(error)}")
             return None
-        program = run.program
-        if program is None:
+        arena = run.arena
+        if arena is None:
             self._fall_back("the step does not run in the buffer")
             return None
         self.captures += 1
         numbers, addresses = self._numbers_of(values), self._addresses_of(values)
-        self._captured = _Captured(graph, weakref.ref(program), slots, addresses, numbers, list(results))
+        self._captured = _Captured(graph, weakref.ref(arena), slots, addresses, numbers, list(results))
         return self._captured
 
     def _fall_back(self, reason: str) -> None:
@@ -231,8 +232,8 @@ class GraphedStep:
 
     def _replay(self, captured: _Captured, values: Sequence[Any]) -> list[Any]:
         # Entering the region makes this stream wait for the one that used buffer and slots before.
-        program = captured.program()
-        with torch.no_grad(), contextlib.nullcontext() if program is None else program.region():
+        arena = captured.arena()
+        with torch.no_grad(), contextlib.nullcontext() if arena is None else arena.region():
             for index, slot in captured.slots.items():
                 slot.copy_(values[index], non_blocking=True)
             captured.graph.replay()

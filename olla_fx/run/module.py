@@ -2,7 +2,7 @@
 
 It shares the model's parameters, buffers and ``state_dict`` keys. Every call looks its inputs up by name.
 There is a plan for each kind of call (shapes and types of the inputs and, in the caller's own loop, whether
-gradients are wanted and which modules train); where model or optimizer changed in a way that a plan depends
+gradients are wanted and which modules train); if model or optimizer changed in a way that a plan depends
 on, the step is planned again, unless a plan was made for that state before. All plans run in one buffer,
 sized by the largest.
 """
@@ -14,7 +14,6 @@ import logging
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,9 +22,9 @@ from torch import fx, nn
 from olla_fx import torch_compat
 from olla_fx.capture import Mode, StepRequest, TensorSpec
 from olla_fx.capture.eager import eager_baseline
+from olla_fx.compile import CompileRequest, compile_step
 from olla_fx.errors import StepModeError
 from olla_fx.plan import Plan
-from olla_fx.report import StepReport
 from olla_fx.run.autograd import Pass, PlannedFunction
 from olla_fx.run.calls import (
     call_key,
@@ -35,53 +34,36 @@ from olla_fx.run.calls import (
     shows_the_model,
 )
 from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
-from olla_fx.run.executor import Binding, RunCounts
+from olla_fx.run.executor import Executor
 from olla_fx.run.lookup import StepLookup
 from olla_fx.run.pickling import carried, refuse_unnamed
-from olla_fx.run.plan_cache import CompiledStep, KeptPlan, KeptPlans
-from olla_fx.run.repetition import AnotherPlan, Repetition, Strides, TangentLayouts
+from olla_fx.run.plan_cache import CachedPlan, PlanCache
 from olla_fx.run.shared_buffer import Lease, SharedBuffer
+from olla_fx.run.stats import StepReport, StepStats
 from olla_fx.torch_compat import pytree
 
 logger = logging.getLogger(__name__)
 
-MOST_PLANS = 8
-"""Plans that a module keeps; the one that was not used for longest goes first."""
-
-
-Compile = Callable[[StepRequest, SharedBuffer], CompiledStep]
-
 
 class PlannedModule(nn.Module):
-    """A planned step.
+    """A planned step; :func:`olla_fx.optimize` makes it.
 
-    Attributes:
-        replans: how often a step was planned again because model or optimizer changed.
-        stock_runs: how many calls ran with the stock allocator because the buffer held the activations of
-            a forward whose backward was still to come.
+    The model's own attributes are found on it. Its own names are few: ``plan``, ``graph_module``, ``stats``,
+    :meth:`report`, :meth:`replan` and :meth:`poison`.
     """
 
     _model: nn.Module
     _request: StepRequest
-    _current: KeptPlan
+    _current: CachedPlan
 
-    def __init__(
-        self,
-        request: StepRequest,
-        compile_step: Compile,
-        most_plans: int = MOST_PLANS,
-        cuda_graph: bool = False,
-    ) -> None:
+    def __init__(self, request: StepRequest) -> None:
         """Plan the step; runs nothing on real data.
 
         Args:
             request: what to plan.
-            compile_step: captures and plans a request.
-            most_plans: how many plans to keep.
-            cuda_graph: whether to launch settled steps as CUDA graphs.
         """
         super().__init__()
-        self._plans = KeptPlans(most_plans)
+        self._plans = PlanCache(request.options.cache_size_limit)
         model = request.model
         # The very dictionaries of the model: parameters, state_dict and .to() are the model's own.
         self._modules = model._modules
@@ -91,12 +73,10 @@ class PlannedModule(nn.Module):
         # Kinds of the example, not the example: a batch is large.
         self._example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)
         self._request = replace(request, inputs=())
-        self._compile = compile_step
-        self._cuda_graph = cuda_graph
         self._lock = threading.RLock()
         self._buffer = SharedBuffer()
-        self.replans = 0
-        self.stock_runs = 0
+        self._replans = 0
+        self._stock_runs = 0
         if request.mode is Mode.AUTOGRAD:
             request = replace(request, mode=mode_of(model, request.mode, request.inputs))
         self._current = self._plan_step(
@@ -118,9 +98,9 @@ class PlannedModule(nn.Module):
             ``return_outputs``.
 
         Raises:
-            CaptureError: when the step cannot be captured for inputs of a new kind.
-            StepInputError: when the inputs cannot be used.
-            StepModeError: when the model is in the other mode.
+            CaptureError: if the step cannot be captured for inputs of a new kind.
+            StepInputError: if the inputs cannot be used.
+            StepModeError: if the model is in the other mode.
         """
         if self._request.mode is not Mode.TRAINING and shows_the_model():
             return self._model(*inputs, **named)
@@ -145,11 +125,11 @@ class PlannedModule(nn.Module):
                     planned.lookup.undo_created_state()
                     raise
         if mode is Mode.AUTOGRAD:
-            return self._differentiate(planned, inputs, values)
+            return self._differentiate(planned, values)
         return self._infer(planned, values)
 
-    def _planned_for(self, inputs: tuple[Any, ...], mode: Mode) -> KeptPlan:
-        """The plan of a call, made now if there is none that fits."""
+    def _planned_for(self, inputs: tuple[Any, ...], mode: Mode) -> CachedPlan:
+        """Return the plan of a call; make it now if there is none that fits."""
         key = call_key(self._model, self._request.mode, inputs, mode)
         planned, reason = self._plans.fitting(key)
         if planned is not None:
@@ -158,129 +138,95 @@ class PlannedModule(nn.Module):
             # Another plan knows which parameters the optimizer is to hold by now.
             self._current.lookup.adopt_parameters()
         lost = self._plans.drop_lost()
-        self.replans += lost or reason is not None
+        self._replans += lost or reason is not None
         logger.info("planning %s", f"again: {reason}" if reason else "for a new kind of call")
-        return self._plan_step(key, replace(self._request, inputs=inputs, mode=mode))
+        request = replace(
+            self._request, inputs=inputs, mode=mode, tangent_strides=self._plans.gradient_strides(key)
+        )
+        return self._plan_step(key, request)
 
-    def _plan_step(self, key: Hashable, request: StepRequest, instead_of: KeptPlan | None = None) -> KeptPlan:
-        step = self._compile(request, self._buffer)
-        example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)
+    def _plan_step(self, key: Hashable, request: StepRequest) -> CachedPlan:
+        compile_request = CompileRequest(request)
+        step = compile_step(compile_request)
+        captured = step.captured
+        # Only the user's objects: plans are made again from the compile request, without its inputs.
+        executor = Executor(replace(compile_request, step=self._request), step, self._buffer)
         graphed = None
-        if self._cuda_graph:
-            check_graph_request(request, step.captured.device)
-            graphed = GraphedStep(step.captured, step.executor)
-        layouts = TangentLayouts.of(step.captured, seen=bool(request.tangent_strides))
-        lookup = StepLookup(step.captured, self._request)
-        planned = KeptPlan(key, step, lookup, example, graphed, layouts)
-        self._plans.keep(planned, instead_of)
+        if request.options.cuda_graph:
+            check_graph_request(request, captured.device)
+            graphed = GraphedStep(captured, executor)
+        example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)
+        planned = CachedPlan(key, executor, StepLookup(captured, self._request), example, graphed)
+        self._plans.add(planned)
         return planned
 
-    def _train(self, planned: KeptPlan, values: list[Any]) -> Any:
+    def _train(self, planned: CachedPlan, values: list[Any]) -> Any:
         results = self._run(planned, self._buffer.lease(wait=True), values)
         optimizer = self._request.optimizer
         if optimizer is not None:
             torch_compat.note_optimizer_stepped(optimizer)
             torch_compat.run_optimizer_post_hooks(optimizer)
-        return planned.step.captured.outputs.rebuild(results)
+        return planned.executor.step.captured.outputs.rebuild(results)
 
-    def _infer(self, planned: KeptPlan, values: list[Any]) -> Any:
-        return planned.step.captured.outputs.rebuild(self._run(planned, self._lease(), values))
+    def _infer(self, planned: CachedPlan, values: list[Any]) -> Any:
+        results = self._run(planned, self._lease(), values)
+        return planned.executor.step.captured.outputs.rebuild(results)
 
     @staticmethod
-    def _run(planned: KeptPlan, lease: Lease | None, values: list[Any]) -> Any:
+    def _run(planned: CachedPlan, lease: Lease | None, values: list[Any]) -> Any:
         if planned.graphed is not None:
             return planned.graphed.run(lease, values)
-        return planned.step.executor.start(lease).run_phase(0, values)
+        return planned.executor.start(lease).run_phase(0, values)
 
-    def _differentiate(self, planned: KeptPlan, inputs: tuple[Any, ...], values: list[Any]) -> Any:
-        captured, repetition = planned.step.captured, None
-        if not planned.layouts.are_known:
-            plan_again = partial(self._planned_for_tangents, planned, inputs)
-            repetition = Repetition(planned.layouts, captured, values, plan_again)
-        running = Pass(captured, planned.step.executor.start(self._lease()), values, repetition)
+    def _differentiate(self, planned: CachedPlan, values: list[Any]) -> Any:
+        run = planned.executor.start(self._lease())
+        plans = self._plans
+        running = Pass(run, values, lambda strides: plans.note_gradient_strides(planned, strides))
         results = PlannedFunction.apply(running, *running.differentiable())  # type: ignore[no-untyped-call]
-        return captured.outputs.rebuild(results, values)
-
-    def _planned_for_tangents(
-        self, planned: KeptPlan, inputs: tuple[Any, ...], strides: Strides
-    ) -> AnotherPlan | None:
-        """The plan for tangents of other layouts; None where the model is no longer as it was planned for."""
-        captured = planned.step.captured
-        enabled, dtype, cached = captured.autocast
-        autocast = torch.autocast(captured.device.type, dtype, enabled, cache_enabled=cached)
-        with self._lock, autocast, torch.enable_grad():
-            key = call_key(self._model, self._request.mode, inputs, captured.mode)
-            # What fits the model as it is now might be the plan for another state than forward has seen.
-            if key != planned.key or planned.lookup.outdated() is not None:
-                return None
-            present, _ = self._plans.fitting(key)
-            if present is not None and present is not planned:
-                if present.step.captured.tangent_strides == strides:
-                    return self._another(present, inputs)
-                if not captured.tangents_overlap:
-                    return None
-            latest = present or planned
-            if latest is planned or latest.step.captured.tangents_overlap:
-                # Layouts that change once more are left as the outputs have them.
-                wanted = () if latest.layouts.were_seen else strides
-                request = replace(self._request, inputs=inputs, mode=captured.mode, tangent_strides=wanted)
-                latest = self._current = self._plan_step(key, request, instead_of=latest)
-                settled = not wanted and not latest.step.captured.tangents_overlap
-                latest.layouts.are_known |= settled
-            return self._another(latest, inputs)
-
-    def _another(self, planned: KeptPlan, inputs: tuple[Any, ...]) -> AnotherPlan:
-        step, layouts = planned.step, planned.layouts
-        again = partial(self._planned_for_tangents, planned, inputs)
-        return AnotherPlan(step.captured, layouts, lambda: step.executor.start(self._lease()), again)
+        return run.step.captured.outputs.rebuild(results, values)
 
     def _lease(self) -> Lease | None:
-        """A claim on the buffer; None, counted, while it holds what a backward still needs."""
+        """Claim the buffer; None, counted, while it holds what a backward still needs."""
         lease = self._buffer.lease(wait=self._request.mode is not Mode.AUTOGRAD)
         if lease is None:
-            self.stock_runs += 1
+            self._stock_runs += 1
         return lease
 
     @property
     def plan(self) -> Plan:
         """The plan of the last kind of call: with workspaces from the second call on."""
-        step = self._current.step
-        return step.describe(step.executor)
+        return self._current.executor.step.plan
 
     @property
     def graph_module(self) -> fx.GraphModule:
         """The reordered graph in force, of forward alone in the caller's own loop; print its ``code``."""
-        return self._current.step.executor.phases[0]
+        return self._current.executor.step.emitted.phases[0]
 
     @property
-    def graph_modules(self) -> tuple[fx.GraphModule, ...]:
-        """The graphs of all phases: in the caller's own loop forward and backward."""
-        return self._current.step.executor.phases
+    def stats(self) -> StepStats:
+        """How the module ran so far."""
+        executor = self._current.executor
+        return StepStats(
+            binding=executor.step.binding,
+            counts=executor.counts,
+            outside_log=executor.outside_log,
+            graph_modules=executor.step.emitted.phases,
+            graphed=self._current.graphed,
+            replans=self._replans,
+            stock_runs=self._stock_runs,
+            is_busy=self._buffer.is_busy,
+            cached_plans=len(self._plans),
+            cache_size_limit=self._plans.limit,
+        )
 
-    @property
-    def binding(self) -> Binding:
-        """Whether arrays live in the buffer or with the stock allocator."""
-        return self._current.step.executor.binding
+    def replan(self) -> None:
+        """Forget all plans: the next call captures the step anew.
 
-    @property
-    def counts(self) -> RunCounts:
-        """Allocation requests of the last complete run in the buffer."""
-        return self._current.step.executor.counts
-
-    @property
-    def outside_log(self) -> tuple[str, ...]:
-        """The last run's unexpected requests, for finding out why one was not served."""
-        return self._current.step.executor.outside_log
-
-    @property
-    def graphed(self) -> GraphedStep | None:
-        """With ``cuda_graph=True``: how many graphs were captured and replayed, or why none is."""
-        return self._current.graphed
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the buffer holds the activations of a forward whose backward is still to come."""
-        return self._buffer.is_busy
+        This is the way to make a change known that no plan looks for, such as a global variable that a
+        library's code reads.
+        """
+        with self._lock:
+            self._plans.clear()
 
     def poison(self, byte: int = 0xFF) -> None:
         """Overwrite the buffer between two calls; the next call must not notice.
@@ -296,17 +242,17 @@ class PlannedModule(nn.Module):
         self._buffer.poison(byte)
 
     def report(self) -> StepReport:
-        """What the plan saves and how the last call was served, as a table when printed.
+        """Return what the plan saves and how the last call was served, as a table when printed.
 
         Eager's need is followed under fake tensors, without the kernels' workspaces.
         """
         inputs = pytree.tree_map_only(TensorSpec, _on_meta, self._current.example)
-        mode = self._current.step.captured.mode
+        mode = self._current.executor.step.captured.mode
         baseline = eager_baseline(replace(self._request, inputs=inputs, mode=mode))
-        return StepReport(replace(self.plan, baseline=baseline), self.binding, self.counts)
+        return StepReport(replace(self.plan, baseline=baseline), self.stats)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else the model has: its ``config``, or a method of its own, which runs in eager."""
+        """Find whatever else the model has: its ``config``, or a method of its own, which runs in eager."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -315,7 +261,7 @@ class PlannedModule(nn.Module):
             return getattr(self._model, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute where it is: on the model, if the model has it."""
+        """Set an attribute on the model, if the model has it, else on this module."""
         model = self.__dict__.get("_model")
         own = model is None or name in self.__dict__ or hasattr(type(self), name)
         if own or not hasattr(model, name):
@@ -324,20 +270,19 @@ class PlannedModule(nn.Module):
             setattr(model, name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedModule:
-        """A planned module of copies of model, loss and optimizer; plans for itself."""
+        """Return a planned module of copies of model, loss and optimizer; it plans for itself."""
         old = self._request
         model, loss_fn, optimizer = copy.deepcopy((old.model, old.loss_fn, old.optimizer), memo)
         request = replace(old, model=model, loss_fn=loss_fn, optimizer=optimizer)
-        remade = _remade(request, self._example, self._compile, self._plans.limit, self._cuda_graph)
+        remade = _remade(request, self._example)
         memo[id(self)] = remade
         remade.__dict__.update(copy.deepcopy(carried(self), memo))
         return remade
 
     def __reduce__(self) -> Any:
-        """Pickled are model, loss, optimizer and options; plans are made again, or found on disk."""
+        """Pickle model, loss, optimizer and options; plans are made again, or found on disk."""
         refuse_unnamed(self._request.loss_fn)
-        arguments = self._request, self._example, self._compile, self._plans.limit, self._cuda_graph
-        return _remade, arguments, carried(self)
+        return _remade, (self._request, self._example), carried(self)
 
     def train(self, mode: bool = True) -> PlannedModule:
         """Set the model's training flag; see ``nn.Module.train``."""
@@ -350,7 +295,7 @@ class PlannedModule(nn.Module):
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's; see ``nn.Module.state_dict``."""
+        """Return the model's; see ``nn.Module.state_dict``."""
         return self._model.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -358,12 +303,10 @@ class PlannedModule(nn.Module):
         return self._model.load_state_dict(*args, **kwargs)
 
 
-def _remade(
-    request: StepRequest, example: Any, compile_step: Compile, most_plans: int, cuda_graph: bool
-) -> PlannedModule:
-    """A planned module from the kinds of its example's tensors."""
+def _remade(request: StepRequest, example: Any) -> PlannedModule:
+    """Make a planned module from the kinds of its example's tensors."""
     inputs = pytree.tree_map_only(TensorSpec, _stand_in, example)
-    return PlannedModule(replace(request, inputs=inputs), compile_step, most_plans, cuda_graph)
+    return PlannedModule(replace(request, inputs=inputs))
 
 
 def _on_meta(spec: TensorSpec) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a copied or unpickled planned module takes over: all but what it makes for itself."""
+"""Copies and pickles of planned modules: they take over all but what they make for themselves."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import nn
 from olla_fx.errors import NotPicklableError
 
 _REMADE = frozenset(
-    {"_model", "_modules", "_parameters", "_buffers", "training", "_request", "_example", "_compile"}
-    | {"_most_plans", "_cuda_graph", "_lock", "_buffer", "_plans", "_current", "replans", "stock_runs"}
+    {"_model", "_modules", "_parameters", "_buffers", "training", "_request", "_example"}
+    | {"_lock", "_buffer", "_plans", "_current", "_replans", "_stock_runs"}
 )
 """Attributes that a planned module's copies make for themselves."""
 
 
 def carried(module: nn.Module) -> dict[str, Any]:
-    """Hooks of a planned module, and attributes that its user gave it."""
+    """Return the hooks of a planned module, and the attributes that its user gave it."""
     return {name: value for name, value in module.__dict__.items() if name not in _REMADE}
 
 
@@ -29,10 +29,10 @@ def refuse_unnamed(loss_fn: object) -> None:
         NotPicklableError: naming it.
     """
     if isinstance(loss_fn, types.FunctionType):
-        found: object = sys.modules.get(loss_fn.__module__)
+        named: object = sys.modules.get(loss_fn.__module__)
         for name in loss_fn.__qualname__.split("."):
-            found = getattr(found, name, None)
-        if found is not loss_fn:
+            named = getattr(named, name, None)
+        if named is not loss_fn:
             raise NotPicklableError(
                 f"the loss function {loss_fn.__qualname__} cannot be pickled, for no module has it by this "
                 "name: define it with def at the top of a module, or make it an nn.Module"

@@ -1,110 +1,102 @@
-"""The plans that a module keeps: those of other kinds of calls, and those for other states of the model.
+"""The plans that a module keeps: for other kinds of calls, and for other states of the model.
 
 A loop that freezes a network in every step, or turns autocast on and off, comes back to a state that was
-planned for before. So a plan that no longer fits is kept beside the one that takes its place, until there are
-too many and the one that was not used for longest goes.
+planned for before. So a plan that no longer fits stays in the cache beside the one that takes its place,
+until there are too many and the one that was not used for longest goes.
+
+In the caller's own loop nobody knows before a backward in which memory layout the loss hands gradients in,
+and the order of a sum's terms, with it the last bit, depends on that. A forward is planned for the layouts
+that the last backward of its kind received.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from olla_fx.capture import CapturedStep
-from olla_fx.plan import Plan
 from olla_fx.run.cuda_graph import GraphedStep
 from olla_fx.run.executor import Executor
 from olla_fx.run.lookup import StepLookup
-from olla_fx.run.repetition import TangentLayouts
-from olla_solvers.errors import OptionError
 
-
-@dataclass(frozen=True)
-class CompiledStep:
-    """One planned step.
-
-    Attributes:
-        captured: what was captured.
-        executor: runs it.
-        describe: the executor's present plan as its user sees it.
-    """
-
-    captured: CapturedStep
-    executor: Executor
-    describe: Callable[[Executor], Plan]
+Strides = tuple[tuple[int, ...], ...]
+"""Element strides of the gradients that come back to a step's outputs, in order."""
 
 
 @dataclass(frozen=True, eq=False)
-class KeptPlan:
+class CachedPlan:
     """A plan, the kind of call that it is for, and what its calls need.
 
     Attributes:
         key: the kind of call.
-        step: the planned step.
+        executor: runs it.
         lookup: finds its inputs, and tells whether it still fits the model.
         example: the inputs that it was planned for, their tensors as specs.
         graphed: launches it as CUDA graphs, if it is to be.
-        layouts: what is known of the layouts of its outputs' gradients.
     """
 
     key: Hashable
-    step: CompiledStep
+    executor: Executor
     lookup: StepLookup
     example: Any
     graphed: GraphedStep | None
-    layouts: TangentLayouts
 
 
-class KeptPlans:
-    """Plans in the order of their last use."""
+class PlanCache:
+    """Plans in the order of their last use.
+
+    Attributes:
+        limit: how many to keep.
+    """
 
     def __init__(self, limit: int) -> None:
-        """Begin without any.
-
-        Args:
-            limit: how many to keep.
-
-        Raises:
-            OptionError: when it is no whole number of at least 1.
-        """
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise OptionError(f"most_plans is a whole number of at least 1, not {limit!r}")
+        """Begin without any."""
         self.limit = limit
-        self._plans: list[KeptPlan] = []
+        self._plans: list[CachedPlan] = []
+        self._gradient_strides: dict[Hashable, Strides] = {}
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return how many there are."""
         return len(self._plans)
 
-    def fitting(self, key: Hashable) -> tuple[KeptPlan | None, str | None]:
-        """The plan for a kind of call that fits the model as it is.
+    def fitting(self, key: Hashable) -> tuple[CachedPlan | None, str | None]:
+        """Find the plan for a kind of call that fits the model as it is.
 
         Returns:
-            It, or None; and why the one that was used last for this kind does not fit, if there is one.
+            The plan or None, and why the one that was used last for this kind does not fit, if there is one.
         """
         reason = None
-        for planned in [each for each in reversed(self._plans) if each.key == key]:
+        strides = self.gradient_strides(key)
+        for plan in reversed(self._plans):
+            if plan.key != key or (strides and plan.executor.step.captured.tangent_strides != strides):
+                continue
             if reason is None:
-                planned.lookup.adopt_parameters()
-            outdated = planned.lookup.outdated()
+                plan.lookup.adopt_parameters()
+            outdated = plan.lookup.outdated()
             if outdated is None:
-                self._plans.remove(planned)
-                self._plans.append(planned)
-                return planned, reason
+                self._plans.remove(plan)
+                self._plans.append(plan)
+                return plan, reason
             reason = reason or outdated
         return None, reason
 
-    def keep(self, planned: KeptPlan, instead_of: KeptPlan | None = None) -> None:
-        """Add a plan; the one that was not used for longest goes where there are too many.
+    def gradient_strides(self, key: Hashable) -> Strides:
+        """Return the layouts to plan a kind of call for; empty for those of the outputs."""
+        return self._gradient_strides.get(key, ())
 
-        Args:
-            planned: the plan.
-            instead_of: one that is never to be used again.
-        """
-        self._plans = [each for each in self._plans if each is not instead_of]
-        self._plans.append(planned)
-        del self._plans[: -self.limit]
+    def note_gradient_strides(self, plan: CachedPlan, strides: Strides) -> None:
+        """Note in which layouts a backward received its gradients."""
+        if any(cached.key == plan.key for cached in self._plans):
+            self._gradient_strides[plan.key] = strides
+
+    def add(self, plan: CachedPlan) -> None:
+        """Add a plan; the one that was not used for longest goes if there are too many."""
+        self._plans.append(plan)
+        self._keep(self._plans[-self.limit :])
+
+    def clear(self) -> None:
+        """Forget all plans."""
+        self._keep([])
 
     def drop_lost(self) -> bool:
         """Forget plans for tensors or modules that the model no longer has, as after ``.to(dtype)``.
@@ -112,13 +104,21 @@ class KeptPlans:
         A plan holds on to its modules, and they to their parameters.
 
         Returns:
-            Whether there were any.
+            True if there were any.
         """
-        present = [
-            each
-            for each in self._plans
-            if not each.lookup.structure_outdated() and not each.lookup.tensors_lost()
-        ]
-        lost = len(present) < len(self._plans)
-        self._plans = present
-        return lost
+        before = len(self._plans)
+        self._keep(
+            [
+                plan
+                for plan in self._plans
+                if not plan.lookup.structure_outdated() and not plan.lookup.tensors_lost()
+            ]
+        )
+        return len(self._plans) < before
+
+    def _keep(self, plans: list[CachedPlan]) -> None:
+        self._plans = plans
+        keys = {plan.key for plan in plans}
+        self._gradient_strides = {
+            key: strides for key, strides in self._gradient_strides.items() if key in keys
+        }

@@ -21,8 +21,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from olla_fx.alignment import rounded
 from olla_fx.arena import PlannedRequest, RecordedRequest
-from olla_fx.dataflow import Dataflow, is_on, rounded
+from olla_fx.dataflow import Dataflow
+from olla_fx.fx_graph import is_on
 from olla_fx.torch_compat import pytree
 from olla_solvers.place import place
 from olla_solvers.plan import MemoryPlan, Span

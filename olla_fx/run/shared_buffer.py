@@ -19,7 +19,7 @@ class SharedBuffer:
         """Know no plan yet."""
         self._wanted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._buffer: arena.Buffer | None = None
-        self._programs: weakref.WeakKeyDictionary[Any, arena.Arena] = weakref.WeakKeyDictionary()
+        self._arenas: weakref.WeakKeyDictionary[Any, arena.Arena] = weakref.WeakKeyDictionary()
         self._busy = threading.Lock()
         self._sizing = threading.Lock()
 
@@ -27,7 +27,7 @@ class SharedBuffer:
         """Note how many bytes the plan of an owner needs, as long as that owner lives."""
         with self._sizing:
             self._wanted[plan_owner] = buffer_bytes
-            self._programs.pop(plan_owner, None)
+            self._arenas.pop(plan_owner, None)
 
     def _buffer_for(self, plan_owner: object, device: torch.device) -> arena.Buffer:
         """A buffer of the size of the largest plan; where that does not fit, of the owner's own plan."""
@@ -37,9 +37,9 @@ class SharedBuffer:
         if buffer is not None and buffer.device == device and needed <= buffer.buffer_bytes <= largest:
             return buffer
         was_on = None if buffer is None else buffer.device
-        # Before the next one, not beside it; programs hold it, too.
+        # Before the next one, not beside it; arenas hold it, too.
         self._buffer = buffer = None
-        self._programs.clear()
+        self._arenas.clear()
         if was_on is not None and was_on.type == "cuda":
             torch.cuda.empty_cache()
         try:
@@ -51,10 +51,10 @@ class SharedBuffer:
             self._buffer = arena.Buffer(needed, device)
         return self._buffer
 
-    def program(
+    def arena(
         self, plan_owner: object, device: torch.device, make: Callable[[arena.Buffer], arena.Arena]
     ) -> arena.Arena:
-        """The program of an owner's plan in the buffer; call it while holding a lease.
+        """Return the arena that serves an owner's plan in the buffer; call it while holding a lease.
 
         Args:
             plan_owner: who called :meth:`want`; made anew after that call.
@@ -65,10 +65,10 @@ class SharedBuffer:
             MemoryError: when the device has not enough memory.
         """
         buffer = self._buffer_for(plan_owner, device)
-        program = self._programs.get(plan_owner)
-        if program is None:
-            program = self._programs[plan_owner] = make(buffer)
-        return program
+        served_by = self._arenas.get(plan_owner)
+        if served_by is None:
+            served_by = self._arenas[plan_owner] = make(buffer)
+        return served_by
 
     def lease(self, *, wait: bool) -> Lease | None:
         """Claim the buffer for one run.

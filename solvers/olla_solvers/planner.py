@@ -43,17 +43,44 @@ def make_plan(
         ValidationError: when a given schedule does not fit the problem.
     """
     backends.check_options(solver, time_limit)
-    found = order(problem, solver=solver, time_limit=time_limit) if schedule is None else schedule
+    is_given = schedule is not None
+    if schedule is None:
+        schedule = order(problem, solver=solver, time_limit=time_limit)
+    plan = place_schedule(problem, schedule, solver=solver, time_limit=time_limit, keeps_order=is_given)
+    validate(problem, plan)
+    return plan
+
+
+def place_schedule(
+    problem: Problem,
+    schedule: Schedule,
+    *,
+    solver: str = "auto",
+    time_limit: float | None = None,
+    keeps_order: bool = False,
+) -> MemoryPlan:
+    """Place the arrays and workspaces of an order, or of another order with the same peak.
+
+    Args:
+        problem: the graph.
+        schedule: the order, from :func:`~olla_solvers.order.order`.
+        solver: ``auto``, ``cbc``, ``gurobi``, ``highs`` or ``none``. A named solver keeps the order: it is a
+            referee of what it is to place.
+        time_limit: seconds for the integer program; None for the default of at most about 30.
+        keeps_order: True if no other order may be taken.
+
+    Returns:
+        The plan, not validated yet.
+    """
     start = time.monotonic()
-    # An order that was given is kept, and a named solver is a referee of the order that it is to place.
-    is_free = schedule is None and solver in ("auto", "none")
-    schedule = _easier_to_place(problem, found) if is_free else found
+    if not keeps_order and solver in ("auto", "none"):
+        schedule = _easier_to_place(problem, schedule)
     spans = spans_of(problem, schedule.order)
     placement = place(spans, solver=solver, time_limit=time_limit)
     arrays = len(problem.planned)
     names = [array.name for array in problem.planned]
     workspaces = [operator.name for _, operator in scratching(problem)]
-    plan = MemoryPlan(
+    return MemoryPlan(
         order=tuple(problem.operators[operator].name for operator in schedule.order),
         offsets=dict(zip(names, placement.offsets[:arrays], strict=True)),
         workspace_offsets=dict(zip(workspaces, placement.offsets[arrays:], strict=True)),
@@ -71,8 +98,6 @@ def make_plan(
         timings={"order": schedule.seconds, "place": time.monotonic() - start},
         progress={"order": schedule.progress, "place": placement.progress},
     )
-    validate(problem, plan)
-    return plan
 
 
 def _easier_to_place(problem: Problem, schedule: Schedule) -> Schedule:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from olla_fx import arena
+from olla_fx.alignment import alignment_of
 from olla_fx.arena import AllocationEvent, EventKind
 from olla_solvers.place import place
 
@@ -60,7 +61,7 @@ def allocation_times(events: Sequence[AllocationEvent], device: str) -> Allocati
 
 def _program(events: Sequence[AllocationEvent], device: torch.device) -> arena.Arena:
     """A buffer in which every block has its place; its memory is never touched."""
-    placement = place(spans_of(events, arena.alignment_of(device)), method="birth-first-fit")
+    placement = place(spans_of(events, alignment_of(device)), method="birth-first-fit")
     sizes = [each.size_bytes for each in events if each.kind is EventKind.ALLOC]
     planned = [
         arena.PlannedRequest(0, ordinal, size, offset)
@@ -87,6 +88,6 @@ def _served(program: arena.Arena, requests: Sequence[Request]) -> float:
     with program.region():
         program.begin_operator(0)
         seconds = _replay(requests, program.buffer.device)
-    if program.counters().outside:
-        raise RuntimeError(f"{program.counters().outside} of {len(requests)} requests were not served")
+    if program.counts().outside:
+        raise RuntimeError(f"{program.counts().outside} of {len(requests)} requests were not served")
     return seconds

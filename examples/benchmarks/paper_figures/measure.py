@@ -13,7 +13,7 @@ from ordering import TOKENS
 from stopwatch import load_search, paired
 
 import olla_fx
-from olla_fx import arena
+from olla_fx.alignment import alignment_of
 from olla_fx.eager.baseline import BaselineSource
 from olla_fx.models import ModelCase, build_model, optimizer_by_name
 from olla_fx.plan import Plan
@@ -178,7 +178,7 @@ def _measure_loop(job: Job) -> dict[str, Any]:
     load_search()
     case, optimizer = _build(job)
     events, eager = _eager(job, case, optimizer, run=job.timed)
-    spans = traces.spans_of(events, arena.alignment_of(torch.device(job.device)))
+    spans = traces.spans_of(events, alignment_of(torch.device(job.device)))
     figures = {
         "eager": eager.to_json(),
         "requests": len(spans),

@@ -18,7 +18,8 @@ from torch import fx
 from torch.fx.node import Argument
 
 from olla_fx.capture import Role, StepInput
-from olla_fx.dataflow import Dataflow, free_nodes_before, hand_over
+from olla_fx.dataflow import Dataflow
+from olla_fx.fx_graph import forward_backward_boundary, free_nodes_before
 from olla_fx.torch_compat import pytree
 from olla_solvers.analysis import lifetimes
 from olla_solvers.plan import MemoryPlan
@@ -36,14 +37,14 @@ _PREFIX = {
 }
 
 
-def emit(
+def reordered_graphs(
     dataflow: Dataflow,
     problem: Problem,
     plan: MemoryPlan,
     inputs: Sequence[StepInput],
     begin_operator: Callable[[int], object] | None = None,
 ) -> tuple[fx.GraphModule, ...]:
-    """Write the planned program.
+    """Write a step's graph anew in planned order.
 
     Args:
         dataflow: the graph and what its operators and arrays are.
@@ -55,10 +56,10 @@ def emit(
 
     Returns:
         One module for each phase. One phase alone has the arguments and results of
-        ``dataflow.graph_module``. Where the graph hands over to the caller between forward and backward,
-        the first returns the outputs and a list of what it keeps for the second, which takes the same
-        arguments and that list, empties it as it goes, and returns the gradients. Operator nodes carry
-        their name in ``problem`` as ``meta["operator"]``.
+        ``dataflow.graph_module``. If the graph has a forward/backward boundary, the first returns the
+        outputs and a list of what it keeps for the second, which takes the same arguments and that list,
+        empties it as it goes, and returns the gradients. Operator nodes carry their name in ``problem`` as
+        ``meta["operator"]``.
     """
     source = dataflow.graph_module.graph
     by_name = {node.name: node for node in dataflow.operators}
@@ -68,7 +69,7 @@ def emit(
     phases = [phase]
     for timestep, name in enumerate(plan.order):
         node = by_name[name]
-        if node.target is hand_over:
+        if node.target is forward_backward_boundary:
             phase = _Phase(source, inputs, dataflow.operators, phase)
             phases.append(phase)
         else:
@@ -76,7 +77,7 @@ def emit(
     if len(phases) == 1:
         phase.finish(output.args[0], comments)
     else:
-        answer = next(node for node in dataflow.operators if node.target is hand_over).args[0]
+        answer = next(node for node in dataflow.operators if node.target is forward_backward_boundary).args[0]
         gradients = output.args[0][len(answer) :]  # type: ignore[arg-type, index]
         phases[1].finish(gradients, comments)
         phases[0].finish((answer, phases[1].taken[::-1]), comments)

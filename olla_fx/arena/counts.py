@@ -1,0 +1,39 @@
+"""Where a step's arrays live, and what became of its allocation requests."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import astuple, dataclass
+
+
+class Binding(enum.StrEnum):
+    """Where a step's arrays live: in the planned buffer, or wherever the stock allocator puts them."""
+
+    BUFFER = "buffer"
+    STOCK = "stock"
+
+
+@dataclass(frozen=True, slots=True)
+class RunCounts:
+    """Allocation requests of one run.
+
+    Attributes:
+        served: served from the buffer.
+        served_bytes: their bytes.
+        outputs: served outside on purpose: what the caller gets, and persistent blocks.
+        outside: of the planning thread, expected in the buffer but served outside.
+        outside_bytes: their bytes.
+        requests_on_worker_threads: made by other threads, or by this one on another stream or device than
+            the step's; these are never served.
+    """
+
+    served: int = 0
+    served_bytes: int = 0
+    outputs: int = 0
+    outside: int = 0
+    outside_bytes: int = 0
+    requests_on_worker_threads: int = 0
+
+    def __add__(self, other: RunCounts) -> RunCounts:
+        """Add the counts of two phases up."""
+        return RunCounts(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))

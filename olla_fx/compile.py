@@ -1,0 +1,110 @@
+"""The pipeline: capture → passes → dataflow → order → place → validate → emit.
+
+:func:`compile_step` runs the stages one after the other. ``optimize``, ``plan``, the backend of
+``torch.compile`` and the runtime, which plans again once a run was recorded, all call it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from olla_fx import arena, disk_cache, torch_compat
+from olla_fx.arena import Binding
+from olla_fx.capture import CapturedStep, StepRequest, capture
+from olla_fx.dataflow import Dataflow, build_dataflow
+from olla_fx.emit import EmittedStep, emit
+from olla_fx.passes import run_passes
+from olla_fx.plan import Plan
+from olla_solvers.order import order
+from olla_solvers.planner import place_schedule
+from olla_solvers.problem import Problem
+from olla_solvers.validate import validate
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """What is to be compiled.
+
+    Attributes:
+        step: the user's model, inputs and options.
+        in_buffer: False if the step is to run with the stock allocator.
+        runs: False if only the plan's figures are wanted: nothing is emitted or kept on disk.
+        earlier: the result of the first stages (capture, passes, dataflow), to plan a step again.
+        problem: what to plan instead of the captured problem: the same with recorded workspaces.
+    """
+
+    step: StepRequest
+    in_buffer: bool = True
+    runs: bool = True
+    earlier: CompiledStep | None = None
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """A step that was captured and planned.
+
+    Attributes:
+        captured: the captured graph and what flows into it.
+        dataflow: its operators and arrays after all passes.
+        plan: the validated plan.
+        binding: where its arrays are to live.
+        emitted: what runs; empty if the request said that nothing will.
+    """
+
+    captured: CapturedStep
+    dataflow: Dataflow
+    plan: Plan
+    binding: Binding
+    emitted: EmittedStep
+
+
+def compile_step(request: CompileRequest) -> CompiledStep:
+    """Capture and plan a step; runs nothing on real data.
+
+    Raises:
+        CaptureError: if the step cannot be captured; model and optimizer are untouched.
+        SolverUnavailableError: if a named solver cannot take a problem of this size.
+    """
+    torch_compat.warn_if_newer_than_tested()
+    seconds: dict[str, float] = {}
+    if request.earlier is None:
+        with _timed("capture", seconds):
+            captured = capture(request.step)
+        with _timed("passes", seconds):
+            graph_module = run_passes(captured)
+        with _timed("dataflow", seconds):
+            dataflow = build_dataflow(graph_module, captured.device)
+    else:
+        captured, dataflow = request.earlier.captured, request.earlier.dataflow
+        seconds.update(request.earlier.plan.timings)
+    problem = request.problem or dataflow.problem
+    solver, time_limit = request.step.options.solver, request.step.options.time_limit
+    told = {"solver": solver, "time_limit": time_limit}
+    path = disk_cache.plan_path(problem, told, captured.device) if request.runs else None
+    memory = disk_cache.load_plan(path, problem)
+    if memory is None:
+        schedule = order(problem, solver=solver, time_limit=time_limit)
+        memory = place_schedule(problem, schedule, solver=solver, time_limit=time_limit)
+        validate(problem, memory)
+        disk_cache.save_plan(path, memory)
+    in_buffer = request.runs and request.in_buffer and arena.available(captured.device)
+    begin_operator = arena.begin_operator_function(captured.device) if in_buffer else None
+    emitted = EmittedStep((), (), ())
+    if request.runs:
+        with _timed("emit", seconds):
+            emitted = emit(dataflow, problem, memory, captured.inputs, begin_operator)
+    if in_buffer:
+        seconds["build"] = arena.build_seconds() or 0.0
+    plan = Plan(problem, memory, None, {**seconds, **memory.timings}, captured.recomputed)
+    return CompiledStep(captured, dataflow, plan, Binding.BUFFER if in_buffer else Binding.STOCK, emitted)
+
+
+@contextlib.contextmanager
+def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    seconds[stage] = time.perf_counter() - started

@@ -1,0 +1,126 @@
+"""Questions that every stage asks of a node of an fx graph that was propagated with fake tensors.
+
+Whether two tensors share a storage is read off the fake tensors, never off operator names: ``reshape`` may or
+may not copy.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import fx
+
+from olla_fx import torch_compat
+from olla_fx.errors import CaptureError
+from olla_fx.torch_compat import pytree, storage_key
+
+
+def storages_of(value: object) -> list[int | None]:
+    """Return the storage of each flattened tensor in a node's value; None for what is no tensor."""
+    return [
+        storage_key(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in pytree.tree_leaves(value)
+    ]
+
+
+def written_arguments(node: fx.Node) -> list[fx.Node]:
+    """Return the argument nodes that an operator writes to, by its schema."""
+    if not isinstance(node.target, torch_compat.OpOverload):
+        return []
+    written: list[fx.Node] = []
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        written.extend(leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, fx.Node))
+    return written
+
+
+def draws_random_numbers(node: fx.Node) -> bool:
+    """Return True if an operator advances the random generator."""
+    return (
+        isinstance(node.target, torch_compat.OpOverload)
+        and torch.Tag.nondeterministic_seeded in node.target.tags
+    )
+
+
+def is_on(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Return True if a tensor is on a device; a device without an index stands for all of its type."""
+    return tensor.device.type == device.type and device.index in (None, tensor.device.index)
+
+
+def forward_backward_boundary(results: Sequence[object], tangents: Sequence[object]) -> None:
+    """Mark where the caller gets the results of forward and comes back with tangents for backward.
+
+    :mod:`olla_fx.passes.boundary` puts it into the graph of a step in the caller's own loop.
+    """
+
+
+def is_free(node: fx.Node) -> bool:
+    """Return True if a node takes no memory and no time: a view, ``getitem``, arithmetic on Python numbers.
+
+    Raises:
+        CaptureError: if the node calls something whose memory cannot be seen.
+    """
+    if node.op in ("placeholder", "get_attr", "output") or node.target is operator.getitem:
+        return True
+    if node.target is forward_backward_boundary:
+        return False
+    tensors = [key for key in storages_of(node.meta.get("val")) if key is not None]
+    if not isinstance(node.target, torch_compat.OpOverload):
+        if tensors:
+            raise CaptureError(
+                f"the graph calls {node.target}, a construct whose memory olla_fx cannot see "
+                f"(node {node.name})"
+            )
+        return True
+    if not tensors or node.target._schema.is_mutable:
+        return False
+    sources = {key for argument in node.all_input_nodes for key in storages_of(argument.meta.get("val"))}
+    return all(key in sources for key in tensors)
+
+
+def free_nodes_before(
+    node: fx.Node, emitted: Mapping[fx.Node, object], operators: frozenset[fx.Node]
+) -> Iterator[fx.Node]:
+    """Yield the free nodes that must be emitted before ``node``, in an order that works.
+
+    Args:
+        node: an operator or the output.
+        emitted: nodes already there.
+        operators: all operator nodes; these are never free.
+    """
+    pending: list[tuple[fx.Node, Sequence[fx.Node], int]] = [(node, node.all_input_nodes, 0)]
+    seen: set[fx.Node] = set()
+    while pending:
+        current, inputs, next_input = pending.pop()
+        if next_input < len(inputs):
+            pending.append((current, inputs, next_input + 1))
+            source = inputs[next_input]
+            if source not in emitted and source not in seen and source not in operators:
+                seen.add(source)
+                pending.append((source, source.all_input_nodes, 0))
+        elif current is not node:
+            yield current
+
+
+def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return nodes with all that they depend on."""
+    return _reachable(nodes, lambda node: node.all_input_nodes)
+
+
+def descendants(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return nodes with all that depend on them."""
+    return _reachable(nodes, lambda node: node.users)
+
+
+def _reachable(nodes: Iterable[fx.Node], following: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
+    reached = set(nodes)
+    pending = list(reached)
+    while pending:
+        for neighbour in following(pending.pop()):
+            if neighbour not in reached:
+                reached.add(neighbour)
+                pending.append(neighbour)
+    return reached

@@ -1,0 +1,86 @@
+"""The options of planning and running a step, checked once."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from olla_solvers.errors import OptionError
+from olla_solvers.ilp import backends
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a step is planned and run.
+
+    Attributes:
+        solver: ``auto``, ``cbc``, ``gurobi``, ``highs`` (the integer programs really run), or ``none``.
+        time_limit: seconds for ordering and placing; None: as long as it pays, at most about 30 s.
+        return_outputs: of a whole training step: return ``(loss, outputs)`` instead of the loss.
+        accumulation_steps: of a whole training step: cut the batch along its first dimension into so many
+            micro-batches, whose gradients accumulate; the loss is the mean of theirs.
+        clip_grad_norm: of a whole training step: scale the trained parameters' gradients down to this norm.
+        clip_grad_value: of a whole training step: limit each element of the gradients to this magnitude.
+        cache_size_limit: how many plans to keep: one for each kind of call, shapes of inputs mostly.
+        cuda_graph: launch the settled step as one CUDA graph. A graph bakes Python's numbers, so optimizers
+            other than SGD need ``capturable=True`` and a tensor as learning rate. If capturing fails, the
+            step runs without one and says why.
+
+    Raises:
+        OptionError: if a value makes no sense.
+        SolverUnavailableError: if the solver is unknown or not installed.
+    """
+
+    solver: str = "auto"
+    time_limit: float | None = None
+    return_outputs: bool = False
+    accumulation_steps: int = 1
+    clip_grad_norm: float | None = None
+    clip_grad_value: float | None = None
+    cache_size_limit: int = 8
+    cuda_graph: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        backends.check_options(self.solver, self.time_limit)
+        for name in ("accumulation_steps", "cache_size_limit"):
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise OptionError(f"{name} is a whole number of at least 1, not {count!r}")
+        for name in ("clip_grad_norm", "clip_grad_value"):
+            limit = getattr(self, name)
+            is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
+            if limit is not None and not (is_number and limit > 0):
+                raise OptionError(f"{name} is a number above 0 or None, not {limit!r}")
+
+    @property
+    def changes_gradients(self) -> bool:
+        """Return True if gradients are accumulated or clipped before the update."""
+        return (
+            self.accumulation_steps > 1 or self.clip_grad_norm is not None or self.clip_grad_value is not None
+        )
+
+
+def changed_options(options: Options | None, changes: Mapping[str, Any]) -> Options:
+    """Return options with some of their values changed.
+
+    Args:
+        options: what to start from; None for the defaults.
+        changes: new values by name.
+
+    Raises:
+        OptionError: if there is no option of such a name, or a value makes no sense.
+        SolverUnavailableError: if the solver is unknown or not installed.
+    """
+    names = [field.name for field in dataclasses.fields(Options)]
+    for name in changes:
+        if name not in names:
+            similar = difflib.get_close_matches(name, names, n=1)
+            hint = f"; did you mean {similar[0]}?" if similar else f": one of {', '.join(names)}"
+            raise OptionError(f"there is no option {name!r}{hint}")
+    if options is not None and not isinstance(options, Options):
+        raise OptionError(f"options is an olla_fx.Options, not a {type(options).__name__}")
+    return dataclasses.replace(options or Options(), **changes)

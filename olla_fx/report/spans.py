@@ -1,0 +1,18 @@
+"""The rectangles of a plan: every array and workspace with its lifetime and its offset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from olla_solvers.place import spans_of
+from olla_solvers.plan import MemoryPlan, Span
+from olla_solvers.problem import Offset, Problem
+
+
+def placed_spans(problem: Problem, plan: MemoryPlan) -> Iterator[tuple[Span, Offset]]:
+    """Yield each planned array and workspace with its offset in the buffer, in bytes."""
+    index = {operator.name: position for position, operator in enumerate(problem.operators)}
+    workspaces = {f"workspace of {name}": offset for name, offset in plan.workspace_offsets.items()}
+    offsets = {**plan.offsets, **workspaces}
+    for span in spans_of(problem, [index[name] for name in plan.order]):
+        yield span, offsets[span.name]
