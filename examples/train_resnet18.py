@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import olla_fx
-from olla_fx.arena import ArenaUnavailableError
+from olla_fx.errors import ArenaUnavailableError
 from olla_fx.eager.baseline import Baseline, dispatched_baseline, record_baseline
 from olla_fx.models import import_torchvision
 from olla_fx.report import format_bytes, format_table
@@ -120,7 +120,7 @@ def main() -> int:
         print(f"step {number:>2}: loss {both}")
 
     same = bits_of(eager, losses["eager"]) == bits_of(planned, losses["planned"])
-    plan, counts, baseline = run_planned.plan, run_planned.counts, measure_eager(batches[0])
+    plan, counts, baseline = run_planned.plan, run_planned.stats.counts, measure_eager(batches[0])
     # The first planned call records the step and plans again, the second touches a new buffer.
     usual = {name: each[2:] or each for name, each in seconds.items()}
     ratios = [b / a for a, b in zip(usual["eager"], usual["planned"], strict=True)]
@@ -132,7 +132,7 @@ def main() -> int:
         ("buffer", format_bytes(plan.buffer_bytes)),
         ("lower bound", format_bytes(plan.lower_bound_bytes)),
         ("fragmentation", f"{plan.fragmentation:.2%}"),
-        ("arrays live in", run_planned.binding.value),
+        ("arrays live in", run_planned.stats.binding.value),
         ("requests served in the buffer", f"{counts.served:,}"),
         ("requests served outside: outputs", f"{counts.outputs:,}"),
         ("requests served outside: others", f"{counts.outside:,}"),

@@ -102,8 +102,8 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, object]:
         "planned_seconds": statistics.median(mine for _, mine in pairs),
         "ratio": float(np.median(ratios)),
         "interval": bootstrap_interval(ratios),
-        "binding": step.binding.value,
-        "outside": step.counts.outside,
+        "binding": step.stats.binding.value,
+        "outside": step.stats.counts.outside,
     }
 
 

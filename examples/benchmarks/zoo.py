@@ -276,18 +276,18 @@ def train_planned(row: Row, optimizer_name: str, solver: str) -> dict[str, str]:
         loss = step(*batch)
         prints[f"loss of step {index}"] = fingerprint(loss)
         row.losses.append(float(loss))
-    counts, plan = step.counts, step.plan
+    counts, plan = step.stats.counts, step.plan
     row.operators = len(plan.problem.operators)
     row.static_bytes, row.buffer_bytes = plan.static_bytes, plan.buffer_bytes
     row.served, row.outside, row.worker_requests = (
         counts.served, counts.outside, counts.requests_on_worker_threads,
     )  # fmt: skip
-    if step.binding != "buffer":
+    if step.stats.binding != "buffer":
         row.status, row.reason = "stock allocator", "no buffer was bound: is a C++ compiler there?"
     elif counts.outside or not counts.served:
         row.status = "outside the buffer"
-        row.reason = f"{counts.outside} requests: {'; '.join(step.outside_log[:3])}"
-    elif step.replans:
+        row.reason = f"{counts.outside} requests: {'; '.join(step.stats.outside_log[:3])}"
+    elif step.stats.replans:
         row.status, row.reason = "planned again", "the second step did not fit the plan of the first"
     return prints | fingerprints(case, optimizer)
 

@@ -7,7 +7,6 @@ computed, no memory is used, and the user's model and optimizer stay untouched.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import cast
 
@@ -43,7 +42,6 @@ def capture(request: StepRequest) -> CapturedStep:
 
 
 def _capture(request: StepRequest) -> CapturedStep:
-    started = time.perf_counter()
     tracing, graph_module = _trace(request, frozenset())
     if tracing.without_gradient:
         _refuse_lost_gradients(request, tracing.without_gradient)
@@ -69,7 +67,6 @@ def _capture(request: StepRequest) -> CapturedStep:
         device=tracing.device,
         autocast=torch_compat.autocast_state(tracing.device),
         kernel_settings=torch_compat.kernel_settings(),
-        seconds=time.perf_counter() - started,
     )
 
 

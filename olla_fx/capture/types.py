@@ -128,7 +128,6 @@ class CapturedStep:
         device: where everything lives.
         autocast: whether autocast was on, and its dtype.
         kernel_settings: number of threads and the like, on which recorded workspaces depend.
-        seconds: wall-clock time of capturing.
     """
 
     mode: Mode
@@ -148,7 +147,6 @@ class CapturedStep:
     device: torch.device
     autocast: tuple[bool, torch.dtype, bool]
     kernel_settings: tuple[object, ...]
-    seconds: float
 
     @functools.cached_property
     def tangent_strides(self) -> tuple[tuple[int, ...], ...]:

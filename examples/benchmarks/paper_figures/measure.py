@@ -17,7 +17,7 @@ from olla_fx.alignment import alignment_of
 from olla_fx.eager.baseline import BaselineSource
 from olla_fx.models import ModelCase, build_model, optimizer_by_name
 from olla_fx.plan import Plan
-from olla_fx.run import Binding
+from olla_fx.arena import Binding
 from olla_solvers.place import place
 from olla_solvers.progress import Improvement
 
@@ -108,7 +108,7 @@ def _measure_step(job: Job) -> dict[str, Any]:
         "stock_seconds": times.stock_seconds,
         "served_seconds": times.served_seconds,
     }
-    return {**figures, **_plan_figures(step.plan), "binding": step.binding.value}
+    return {**figures, **_plan_figures(step.plan), "binding": step.stats.binding.value}
 
 
 def _eager(
