@@ -17,7 +17,8 @@ from olla_fx.emit.emit import emit
 from olla_fx.passes import propagate_fake_tensors, rewrite
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import ArrayKind
-from tests.olla_fx.helpers import SmallNet, captured_training, front, images, mlp, same_bits, vectors
+from tests.olla_fx.harness import same_bits
+from tests.olla_fx.helpers import SmallNet, captured_training, front, images, mlp, vectors
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

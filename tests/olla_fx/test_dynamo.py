@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 import olla_fx
 from olla_fx import dynamo
 from olla_solvers.errors import OptionError, SolverUnavailableError
-from tests.olla_fx.helpers import SmallNet, assert_same, assert_same_models, images, mlp, sgd, vectors
+from tests.olla_fx.harness import assert_same, assert_same_models, plan_count, stats
+from tests.olla_fx.helpers import SmallNet, images, mlp, sgd, vectors
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +47,7 @@ class Compiled:
                 optimizer.zero_grad()
                 loss = F.cross_entropy(module(x), y)
                 for piece in self.pieces:
-                    assert piece.module is None or module is self.eager or not piece.module.stock_runs
+                    assert piece.module is None or module is self.eager or not stats(piece.module).stock_runs
                 loss.backward()
                 optimizer.step()
                 losses.append(loss.detach())
@@ -61,9 +62,9 @@ class Compiled:
     def assert_served(self, pieces):
         assert len(self.pieces) == pieces
         for piece in self.pieces:
-            assert piece.module.binding == "buffer"
-            assert piece.module.counts.served > 0
-            assert piece.module.counts.outside == 0, piece.module.outside_log
+            assert stats(piece.module).binding == "buffer"
+            assert stats(piece.module).counts.served > 0
+            assert stats(piece.module).counts.outside == 0, stats(piece.module).outside_log
 
 
 class Broken(nn.Module):
@@ -243,8 +244,8 @@ def test_inference_mode():
         warnings.simplefilter("error", RuntimeWarning)
         for x, _ in images(3):
             assert_same(model(x), compiled.compiled(x), "answer")
-    assert [each.module.binding for each in compiled.pieces] == ["buffer"]
-    assert all(each.module.replans == 0 and len(each.module._plans) == 1 for each in compiled.pieces)
+    assert [stats(each.module).binding for each in compiled.pieces] == ["buffer"]
+    assert all(stats(each.module).replans == 0 and plan_count(each.module) == 1 for each in compiled.pieces)
 
 
 def test_a_planned_module_in_a_compiled_model():

@@ -1,4 +1,6 @@
-"""Gradient checkpointing in the model: recomputed in the plan, with forward's masks, at no more memory."""
+"""Gradient checkpoints in a model are recomputed in the plan, with forward's masks, at no more memory."""
+
+import copy
 
 import pytest
 import torch
@@ -7,8 +9,22 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import olla_fx
-from tests.olla_fx.helpers import Twins, sgd
-from tests.olla_fx.run.test_own_loop import Loops
+from olla_fx import CaptureError, OllaError
+from tests.olla_fx.harness import OwnLoop, WholeStep, assert_same
+from tests.olla_fx.helpers import mlp, sgd, vectors
+
+
+def test_reentrant_checkpoints_are_refused():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.body = nn.Linear(6, 6), mlp()
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.body, self.first(x), use_reentrant=True)
+
+    with pytest.raises(CaptureError, match="use_reentrant=False"):
+        olla_fx.optimize(Checkpointed(), vectors(1)[0][0])
 
 
 class Block(nn.Module):
@@ -53,15 +69,15 @@ def batches(count):
 @pytest.mark.parametrize("how", ["each", "sequential", "nested"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_twenty_steps(dropout, how):
-    twins = Twins(Blocks(dropout, how), sgd, batches(1)[0]).run(batches(20))
-    assert twins.step.plan.recomputed_operators > 0
-    assert "recomputed for checkpoints" in str(twins.step.report())
+    pair = WholeStep(Blocks(dropout, how), sgd, batches(1)[0]).run(batches(20))
+    assert pair.step.plan.recomputed_operators > 0
+    assert "recomputed for checkpoints" in str(pair.step.report())
 
 
 def test_an_own_loop():
-    loops = Loops(Blocks(0.3), batches(1)[0][0]).run(batches(20))
-    loops.assert_served()
-    assert loops.planned.plan.recomputed_operators > 0
+    pair = OwnLoop(Blocks(0.3), batches(1)[0][0]).run(batches(20))
+    pair.assert_served()
+    assert pair.step.plan.recomputed_operators > 0
 
 
 def planned(model):
@@ -80,3 +96,43 @@ def test_no_more_memory_than_eager_with_checkpoints(how, dropout):
     assert (
         olla_fx.Plan.from_json(recomputed.to_json()).recomputed_operators == recomputed.recomputed_operators
     )
+
+
+class Changed(nn.Module):
+    """A small model with one bad habit."""
+
+    def __init__(self, habit, **parts):
+        super().__init__()
+        self.body = mlp()
+        self.habit = habit
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        return self.habit(self, x)
+
+
+def refused(model, said, kind=CaptureError, *, example=None, make=sgd, loss_fn=F.cross_entropy, **options):
+    """Plan, expect a refusal, and see that nothing changed."""
+    optimizer = make(model.parameters()) if make else None
+    example = vectors(1)[0] if example is None else example
+    values = copy.deepcopy(model.state_dict())
+    state = copy.deepcopy(optimizer.state_dict()) if optimizer else None
+    random = torch.get_rng_state()
+    attributes = {name: dict(module.__dict__) for name, module in model.named_modules()}
+    for function in (olla_fx.optimize, olla_fx.plan):
+        with pytest.raises(kind, match=said) as caught:
+            function(model, example, loss_fn=loss_fn, optimizer=optimizer, **options)
+        assert "\n" not in str(caught.value)
+        assert isinstance(caught.value, OllaError)
+    assert_same(values, model.state_dict(), "model")
+    assert optimizer is None or state == optimizer.state_dict()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(random, torch.get_rng_state())
+    assert attributes == {name: dict(module.__dict__) for name, module in model.named_modules()}
+
+
+def test_reentrant_checkpointing():
+    model = Changed(lambda self, x: checkpoint(self.body, x, use_reentrant=True), head=nn.Linear(3, 3))
+    model.habit = lambda self, x: self.head(checkpoint(self.body, x.requires_grad_(), use_reentrant=True))
+    refused(model, r"loses the gradient of body\.0\.bias .*use_reentrant=False")

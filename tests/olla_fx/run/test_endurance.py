@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import olla_fx
 from olla_fx.models.vision import import_torchvision
+from tests.olla_fx.harness import stats
 
 
 def resident_bytes():
@@ -35,13 +36,13 @@ def test_a_thousand_steps_of_resnet18(loop):
             F.cross_entropy(step(x), y).backward()
             optimizer.step()
         if index >= 1:
-            assert step.counts.served > 0
-            assert step.counts.outside == 0
-            assert step.counts.outputs == (1 if loop == "whole" else 1 + len(list(model.parameters())))
+            assert stats(step).counts.served > 0
+            assert stats(step).counts.outside == 0
+            assert stats(step).counts.outputs == (1 if loop == "whole" else 1 + len(list(model.parameters())))
         if index % 100 == 99:
             gc.collect()
             sizes.append(resident_bytes())
-    assert step.replans == 0
+    assert stats(step).replans == 0
     assert step._current.step.executor.recordings == 1  # each recording leads to a new plan
-    assert step.binding == "buffer"
+    assert stats(step).binding == "buffer"
     assert max(sizes[2:]) - sizes[1] < 4 << 20, sizes

@@ -9,7 +9,8 @@ from torch import nn
 
 import olla_fx
 from olla_fx.errors import BackwardError
-from tests.olla_fx.helpers import assert_same, mlp
+from tests.olla_fx.harness import assert_same, is_busy, stats
+from tests.olla_fx.helpers import mlp
 
 LAST = torch.channels_last
 
@@ -53,7 +54,7 @@ def in_both(model, example, loop, compare=assert_same, **options):
         assert (one.grad is None) == (other.grad is None), name
         if one.grad is not None:
             compare(one.grad, other.grad, f"gradient of {name}")
-    assert not planned.is_busy
+    assert not is_busy(planned)
     assert_settles(planned, example)
 
 
@@ -63,10 +64,10 @@ def assert_settles(planned, example):
         planned.poison()
         planned.zero_grad()
         planned(example).abs().square().sum().backward()
-    assert planned.binding == "buffer"
-    assert planned.counts.outside == 0, planned.outside_log
+    assert stats(planned).binding == "buffer"
+    assert stats(planned).counts.outside == 0, stats(planned).outside_log
     # A single layer has arguments and outputs only.
-    assert (planned.counts.served > 0) == (len(list(planned.modules())) > 2)
+    assert (stats(planned).counts.served > 0) == (len(list(planned.modules())) > 2)
 
 
 def assert_close(one, other, name):
@@ -201,7 +202,7 @@ def test_a_sparse_gradient_is_refused():
     loss = F.embedding(torch.tensor([1, 3]), planned(torch.randn(5, 6)), sparse=True).sum()
     with pytest.raises(BackwardError, match="sparse"):
         loss.backward()
-    assert not planned.is_busy
+    assert not is_busy(planned)
 
 
 def test_a_plan_that_had_to_go_meanwhile():

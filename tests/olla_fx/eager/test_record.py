@@ -14,7 +14,8 @@ from olla_fx.arena import AllocationEvent, EventKind
 from olla_fx.eager.iterations import find_period, spans_of_iteration
 from olla_fx.run.executor import MOST_RECORDINGS
 from olla_solvers.place.bound import max_live_bytes
-from tests.olla_fx.helpers import SmallNet, assert_same_models, images
+from tests.olla_fx.harness import assert_same_models, stats
+from tests.olla_fx.helpers import SmallNet, images
 
 
 class Stream:
@@ -137,9 +138,9 @@ def test_what_is_interrupted_is_not_planned():
     fast(torch.ones(4, 6))
     for _ in range(5):
         fast(torch.ones(4, 6))
-        assert fast.counts.outside == 0, fast.outside_log
-    assert fast.binding == "buffer"
-    assert fast.counts.served > 0
+        assert stats(fast).counts.outside == 0, stats(fast).outside_log
+    assert stats(fast).binding == "buffer"
+    assert stats(fast).counts.served > 0
 
 
 class Scratch(torch.nn.Module):
@@ -179,9 +180,9 @@ def planned_with_scratch():
             expected = model(torch.ones(4, 6))
         fast.poison()
         assert torch.equal(expected, fast(torch.ones(4, 6)))
-        assert fast.binding == "buffer"
-        assert fast.counts.served > 0
-        return fast.counts.outside
+        assert stats(fast).binding == "buffer"
+        assert stats(fast).counts.served > 0
+        return stats(fast).counts.outside
 
     fast(torch.ones(4, 6))
     return fast, outside

@@ -6,7 +6,8 @@ from torch import nn
 
 import olla_fx
 from olla_fx.capture import Mode, StepRequest, capture
-from tests.olla_fx.helpers import Twins, assert_same, captured_training, front, images, mlp, sgd, vectors
+from tests.olla_fx.harness import WholeStep, assert_same
+from tests.olla_fx.helpers import captured_training, front, images, mlp, sgd, vectors
 
 CLONE = torch.ops.aten.clone.default
 
@@ -89,7 +90,7 @@ def test_training_with_returned_clones_of_what_is_updated():
         def forward(self, x):
             return self.body(x), self.body[0].weight.clone(), self.body[0].weight
 
-    twins = Twins(
+    pair = WholeStep(
         Copying(),
         sgd,
         vectors(1)[0],
@@ -97,7 +98,7 @@ def test_training_with_returned_clones_of_what_is_updated():
         return_outputs=True,
         outputs=3,
     )
-    twins.run(vectors(3))
+    pair.run(vectors(3))
 
 
 def test_late_bound_numbers_are_python_numbers():

@@ -9,7 +9,8 @@ import torch
 
 from olla_fx import disk_cache as plan_cache
 from olla_solvers.planner import make_plan
-from tests.olla_fx.helpers import SmallNet, Twins, captured_training, front, images, mlp, sgd, vectors
+from tests.olla_fx.harness import WholeStep
+from tests.olla_fx.helpers import SmallNet, captured_training, front, images, mlp, sgd, vectors
 
 CPU = torch.device("cpu")
 
@@ -68,7 +69,7 @@ def test_another_torch_plans_anew(folder, monkeypatch):
 
 
 def test_a_second_start_asks_no_planner(folder, monkeypatch):
-    Twins(SmallNet(), sgd, images(1)[0], solver="auto").run(images(3))
+    WholeStep(SmallNet(), sgd, images(1)[0], solver="auto").run(images(3))
     files = set(folder.iterdir())
     assert len(files) == 2  # before and after recording
 
@@ -76,7 +77,7 @@ def test_a_second_start_asks_no_planner(folder, monkeypatch):
         raise AssertionError("planned again")
 
     monkeypatch.setattr("olla_fx.api.make_plan", refuse)
-    Twins(SmallNet(), sgd, images(1)[0], solver="auto").run(images(3))
+    WholeStep(SmallNet(), sgd, images(1)[0], solver="auto").run(images(3))
     assert set(folder.iterdir()) == files
 
 

@@ -1,4 +1,4 @@
-"""A planned module within what its caller puts around it: transforms, hooks for saved tensors, attributes."""
+"""Function transforms, checkpoints and hooks for saved tensors around a planned module."""
 
 import copy
 from contextlib import nullcontext
@@ -6,16 +6,15 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 import olla_fx
-from olla_fx import StepInputError, StepModeError
+from olla_fx import StepModeError
 from olla_fx.errors import BackwardError
-from tests.olla_fx.helpers import SmallNet, Twins, assert_same, assert_same_models, images, mlp, sgd, vectors
-from tests.olla_fx.run.test_own_loop import Loops
+from tests.olla_fx.harness import OwnLoop, WholeStep, assert_same, assert_same_models, is_busy
+from tests.olla_fx.helpers import SmallNet, images, mlp, sgd, vectors
 
 
 def planned_mlp():
@@ -62,7 +61,7 @@ def test_several_backwards_at_once_are_refused():
     answer = planned(x)
     with pytest.raises(BackwardError, match="is_grads_batched"):
         torch.autograd.grad(answer, model[0].weight, torch.randn(7, 4, 3), is_grads_batched=True)
-    assert not planned.is_busy
+    assert not is_busy(planned)
 
 
 def test_a_whole_step_is_not_transformed():
@@ -79,80 +78,29 @@ def test_a_whole_step_is_not_transformed():
 @pytest.mark.filterwarnings("ignore:a planned module is called within")
 def test_a_checkpoint_around_a_planned_module(use_reentrant):
     """Eager recomputes, and so updates the statistics twice."""
-    loops = Loops(SmallNet(), images(1)[0][0].requires_grad_())
+    pair = OwnLoop(SmallNet(), images(1)[0][0].requires_grad_())
     for index, (x, y) in enumerate(images(20)):
-        for module in (loops.eager, loops.planned):
+        for module in (pair.eager, pair.step):
             torch.manual_seed(index)
             inputs = x.clone().requires_grad_()
             F.cross_entropy(checkpoint(module, inputs, use_reentrant=use_reentrant), y).backward()
-        loops.compare_gradients()
-    assert_same_models(loops.eager, loops.model)
-    assert not loops.planned.is_busy
+        pair.compare_gradients()
+    assert_same_models(pair.eager, pair.model)
+    assert not is_busy(pair.step)
 
 
 def test_hooks_for_saved_tensors():
-    loops = Loops(SmallNet(), images(1)[0][0])
+    pair = OwnLoop(SmallNet(), images(1)[0][0])
     with save_on_cpu(), pytest.warns(RuntimeWarning, match="without its plan"):
-        loops.run(images(2))
-    loops.run(images(3)).assert_served()
+        pair.run(images(2))
+    pair.run(images(3)).assert_served()
 
 
 def test_planning_under_hooks_for_saved_tensors():
     """They are for the caller's tensors, not for those of a trace."""
     seen = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: seen.append(x) or x, lambda x: x):
-        twins = Twins(SmallNet(), sgd, images(1)[0])
+        pair = WholeStep(SmallNet(), sgd, images(1)[0])
         assert not seen
-        twins.run(images(2))
-    twins.run(images(2))
-
-
-class Scaled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.scale = nn.Linear(6, 3), 2.0
-
-    def forward(self, x, shift=0.0, *, negate=False):
-        answer = self.body(x) * self.scale + shift
-        return -answer if negate else answer
-
-    def grow(self):
-        self.scale *= 2
-
-    @property
-    def width(self):
-        return self.body.out_features
-
-
-def test_attributes_of_the_model():
-    """One that is set on the planned module alone would change nothing."""
-    model = Scaled()
-    eager = copy.deepcopy(model)
-    x = vectors(1)[0][0]
-    planned = olla_fx.optimize(model, x, solver="none")
-    for change in (
-        lambda module: None,
-        lambda module: setattr(module, "scale", 3.0),
-        lambda module: module.grow(),
-        lambda module: setattr(module, "body", copy.deepcopy(eager.body)),
-    ):
-        for module in (eager, planned):
-            change(module)
-        assert_same(eager(x).detach(), planned(x).detach(), "answer")
-    assert planned.scale == model.scale == 6.0
-    assert planned.width == 3
-    planned.note = "mine"
-    assert not hasattr(model, "note")
-    assert copy.deepcopy(planned).note == "mine"
-    with pytest.raises(AttributeError, match="'Scaled' object has no attribute 'nothing'"):
-        planned.nothing  # noqa: B018
-
-
-def test_inputs_that_are_taken_by_name_only_may_be_left_out():
-    model = Scaled()
-    x = vectors(1)[0][0]
-    planned = olla_fx.optimize(model, x, solver="none")
-    assert_same(model(x=x, shift=1.0).detach(), planned(x=x, shift=1.0).detach(), "answer")
-    assert_same(model(x, shift=1.0).detach(), planned(x, shift=1.0).detach(), "answer")
-    with pytest.raises(StepInputError, match="'negate' by name only"):
-        planned(x, negate=True)
+        pair.run(images(2))
+    pair.run(images(2))

@@ -9,7 +9,8 @@ from torch import fx, nn, optim
 from olla_fx.capture import Role, StepInput, TensorSpec
 from olla_fx.passes import in_place_form, propagate_fake_tensors, update_in_place
 from olla_solvers.problem import ArrayKind
-from tests.olla_fx.helpers import SmallNet, captured_training, front, images, mlp, same_bits, vectors
+from tests.olla_fx.harness import same_bits
+from tests.olla_fx.helpers import SmallNet, captured_training, front, images, mlp, vectors
 
 aten = torch.ops.aten
 OPTIMIZERS = {

@@ -1,4 +1,4 @@
-"""Ten planned steps against ten eager ones, bit for bit, for every optimizer."""
+"""Ten planned steps equal ten eager ones, bit for bit, for every optimizer."""
 
 import copy
 import warnings
@@ -11,11 +11,17 @@ from torch import optim
 from torch.optim import lr_scheduler
 
 import olla_fx
-from tests.olla_fx.helpers import SmallNet, Twins, assert_served, images, mlp, vectors
+from tests.olla_fx.harness import WholeStep, assert_served, stats
+from tests.olla_fx.helpers import SmallNet, images, mlp, vectors
 
 STEP_LR = partial(lr_scheduler.StepLR, step_size=3, gamma=0.5)
+
+
 ONE_CYCLE = partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=12)  # cycles momentum or betas, too
+
+
 COSINE = partial(lr_scheduler.CosineAnnealingLR, T_max=20)
+
 
 REQUIRED = {
     "sgd": (optim.SGD, {"lr": 0.1}, STEP_LR),
@@ -28,6 +34,8 @@ REQUIRED = {
     "adam": (optim.Adam, {}, ONE_CYCLE),
     "adamw": (optim.AdamW, {}, ONE_CYCLE),
 }
+
+
 OTHERS = {
     "nadam": (optim.NAdam, {}, COSINE),
     "adamax": (optim.Adamax, {}, STEP_LR),
@@ -49,19 +57,19 @@ OTHERS = {
 @pytest.mark.parametrize("name", REQUIRED)
 def test_ten_steps_equal_eager(name, foreach, dropout):
     make, options, scheduler = REQUIRED[name]
-    twins = Twins(
+    pair = WholeStep(
         SmallNet(dropout), partial(make, foreach=foreach, **options), images(1)[0], scheduler=scheduler
     )
-    twins.run(images(10))
-    assert twins.step.replans == 0
+    pair.run(images(10))
+    assert stats(pair.step).replans == 0
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_ten_steps_equal_eager_with_other_optimizers(name):
     make, options, scheduler = OTHERS[name]
-    twins = Twins(SmallNet(), partial(make, **options), images(1)[0], scheduler=scheduler)
-    twins.run(images(10))
-    assert twins.step.replans == 0
+    pair = WholeStep(SmallNet(), partial(make, **options), images(1)[0], scheduler=scheduler)
+    pair.run(images(10))
+    assert stats(pair.step).replans == 0
 
 
 @pytest.mark.parametrize(
@@ -108,7 +116,7 @@ def test_resumes_from_existing_optimizer_state(name):
         return resumed
 
     optimizer.zero_grad()
-    Twins(model, resume, vectors(1)[0]).run(vectors(4))
+    WholeStep(model, resume, vectors(1)[0]).run(vectors(4))
 
 
 def test_half_of_the_parameters_have_state():
@@ -125,7 +133,7 @@ def test_half_of_the_parameters_have_state():
         return optimizer
 
     model.zero_grad()
-    Twins(model, partly, vectors(1)[0]).run(vectors(3))
+    WholeStep(model, partly, vectors(1)[0]).run(vectors(3))
 
 
 def test_parameter_groups_keep_their_own_numbers():
@@ -135,16 +143,16 @@ def test_parameter_groups_keep_their_own_numbers():
             [{"params": parameters[:2], "lr": 0.1, "weight_decay": 0.0}, {"params": parameters[2:]}], lr=0.01
         )
 
-    Twins(mlp(), grouped, vectors(1)[0], scheduler=STEP_LR).run(vectors(6))
+    WholeStep(mlp(), grouped, vectors(1)[0], scheduler=STEP_LR).run(vectors(6))
 
 
 def test_optimizer_over_some_of_the_parameters():
-    twins = Twins(
+    pair = WholeStep(
         mlp(), lambda parameters: optim.SGD(list(parameters)[2:], lr=0.1, momentum=0.9), vectors(1)[0]
     )
-    first = twins.planned[0].weight.detach().clone()
-    twins.run(vectors(3))
-    assert torch.equal(first, twins.planned[0].weight)
+    first = pair.model[0].weight.detach().clone()
+    pair.run(vectors(3))
+    assert torch.equal(first, pair.model[0].weight)
 
 
 def test_negative_zero_gradients_stay_negative_zero():
@@ -158,16 +166,16 @@ def test_negative_zero_gradients_stay_negative_zero():
         def forward(self, x):
             return (self.weight * x).sum()
 
-    twins = Twins(
+    pair = WholeStep(
         Signs(),
         partial(optim.SGD, lr=0.1, momentum=0.9, dampening=0.5),
         (torch.zeros(4), torch.zeros(())),
         lambda output, target: output * target,
     )
     x = torch.tensor([-0.0, 0.0, -1.0, 1.0])
-    twins.run([(x, torch.ones(())), (-x, torch.ones(())), (x, -torch.zeros(()))])
-    assert torch.signbit(twins.optimizers[0].state[twins.eager.weight]["momentum_buffer"]).any()
+    pair.run([(x, torch.ones(())), (-x, torch.ones(())), (x, -torch.zeros(()))])
+    assert torch.signbit(pair.optimizers[0].state[pair.eager.weight]["momentum_buffer"]).any()
 
 
 def test_solvers_give_the_same_step():
-    Twins(SmallNet(), partial(optim.AdamW), images(1)[0], solver="auto").run(images(4))
+    WholeStep(SmallNet(), partial(optim.AdamW), images(1)[0], solver="auto").run(images(4))

@@ -14,7 +14,8 @@ from olla_fx.passes import propagate_fake_tensors, restore_in_place
 from olla_fx.passes.regions import Region
 from olla_fx.passes.reinplace_updates import in_place_form, out_form, write_over
 from olla_solvers.problem import ArrayKind
-from tests.olla_fx.helpers import captured_training, front, images, same_bits
+from tests.olla_fx.harness import same_bits
+from tests.olla_fx.helpers import captured_training, front, images
 
 aten = torch.ops.aten
 

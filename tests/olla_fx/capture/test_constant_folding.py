@@ -12,7 +12,7 @@ import olla_fx
 from olla_fx.capture import Mode, StepRequest, capture
 from olla_fx.errors import CaptureError
 from olla_fx.models.vision import import_torchvision
-from tests.olla_fx.helpers import Twins, check_inference, same_bits
+from tests.olla_fx.harness import WholeStep, check_inference, same_bits
 
 ADAMW = partial(optim.AdamW, lr=1e-3)
 
@@ -134,7 +134,7 @@ class Labelled(nn.Module):
 def test_language_models_without_a_mask(name):
     tokens = torch.randint(50, (2, 6))
     batch = tokens, tokens, torch.zeros(())
-    Twins(Labelled(language_model(name)), ADAMW, batch, lambda loss, _: loss).run([batch] * 3)
+    WholeStep(Labelled(language_model(name)), ADAMW, batch, lambda loss, _: loss).run([batch] * 3)
 
 
 def test_a_mask_of_two_dimensions_is_refused_with_the_way_out():
@@ -147,4 +147,4 @@ def test_a_mask_of_two_dimensions_is_refused_with_the_way_out():
     whole = torch.ones(6, 6, dtype=torch.bool).tril() & mask[:, None, None, :].bool()
     batch = tokens, whole, tokens
     loss_fn = lambda logits, labels: F.cross_entropy(logits.flatten(0, 1), labels.flatten())  # noqa: E731
-    Twins(model.train(), ADAMW, batch, loss_fn).run([batch] * 3)
+    WholeStep(model.train(), ADAMW, batch, loss_fn).run([batch] * 3)
