@@ -76,8 +76,8 @@ _graphs_that_ran: weakref.WeakSet[fx.GraphModule] = weakref.WeakSet()
 def assert_served_if_settled(step: PlannedModule, outputs: int | None = None) -> bool:
     """Assert that the last run's arrays were in the buffer, unless that run was a plan's first.
 
-    The first run of a plan is recorded and ends in a new graph with the kernels' workspaces; on CUDA, a run to
-    warm up precedes it.
+    The first run of a plan is recorded and ends in a new graph with the kernels' workspaces; on CUDA, a run
+    to warm up precedes it.
 
     Returns:
         True if the run was of a settled plan.
@@ -189,9 +189,12 @@ class EagerAndPlanned:
 
     step: Any
 
-    def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer) -> None:
-        self.eager, self.model = copy.deepcopy(model), model
-        self.optimizers = [make_optimizer(each.parameters()) for each in (self.eager, model)]
+    def __init__(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, eager: nn.Module | None = None
+    ) -> None:
+        self.eager, self.model = eager or copy.deepcopy(model), model
+        self.eager.load_state_dict(model.state_dict())
+        self.optimizers = [make_optimizer(half.parameters()) for half in (self.eager, model)]
         self.calls = 0
 
     def sides(self) -> tuple[Side, Side]:
@@ -247,6 +250,7 @@ class WholeStep(EagerAndPlanned):
         example: Batch,
         loss_fn: Loss = F.cross_entropy,
         *,
+        eager: nn.Module | None = None,
         scheduler: Scheduler | None = None,
         outputs: int = 1,
         **options: Any,
@@ -258,11 +262,12 @@ class WholeStep(EagerAndPlanned):
             make_optimizer: called with the parameters of each.
             example: inputs and target.
             loss_fn: of outputs and target.
+            eager: a model like it, if it cannot be copied.
             scheduler: makes a schedule of an optimizer; it advances after every step.
             outputs: number of storages that a call returns.
             options: of :func:`olla_fx.optimize`.
         """
-        super().__init__(model, make_optimizer)
+        super().__init__(model, make_optimizer, eager)
         self.schedulers = [scheduler(optimizer) for optimizer in self.optimizers] if scheduler else []
         self.loss_fn = loss_fn
         self.return_outputs = options.get("return_outputs", False)
@@ -304,9 +309,8 @@ class WholeStep(EagerAndPlanned):
                 scheduler.step()
 
     def _check_service(self, batch: Batch) -> None:
-        """Check where arrays were, and that no more plans were made than kinds of batches and replans ask for."""
-        tensors = pytree.tree_map_only(torch.Tensor, _kind, batch)
-        self._kinds_of_batches.add(repr(tensors))
+        """Check where arrays were, and that only new kinds of batches and replans led to new plans."""
+        self._kinds_of_batches.add(repr(pytree.tree_map_only(torch.Tensor, _kind, batch)))
         self._unsettled_runs += not assert_served_if_settled(self.step, self.outputs)
         runs_to_settle = 2 if any(parameter.is_cuda for parameter in self.model.parameters()) else 1
         plans = len(self._kinds_of_batches) + stats(self.step).replans

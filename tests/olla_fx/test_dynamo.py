@@ -13,7 +13,14 @@ from torch.utils.checkpoint import checkpoint
 import olla_fx
 from olla_fx import dynamo
 from olla_solvers.errors import OptionError, SolverUnavailableError
-from tests.olla_fx.harness import assert_same, assert_same_models, plan_count, stats
+from tests.olla_fx.harness import (
+    assert_same,
+    assert_same_gradients,
+    assert_same_models,
+    assert_served,
+    plan_count,
+    stats,
+)
 from tests.olla_fx.helpers import SmallNet, images, mlp, sgd, vectors
 
 
@@ -62,9 +69,7 @@ class Compiled:
     def assert_served(self, pieces):
         assert len(self.pieces) == pieces
         for piece in self.pieces:
-            assert stats(piece.module).binding == "buffer"
-            assert stats(piece.module).counts.served > 0
-            assert stats(piece.module).counts.outside == 0, stats(piece.module).outside_log
+            assert_served(piece.module)
 
 
 class Broken(nn.Module):
@@ -150,8 +155,7 @@ def test_numbers_that_dynamo_leaves_open():
                 answers.append(module(x, 1.5 + index % 2))
                 F.cross_entropy(answers[-1], y).backward()
             assert_same(*(each.detach() for each in answers), "answer")
-    for one, other in zip(eager.parameters(), model.parameters(), strict=True):
-        assert_same(one.grad, other.grad, "gradient")
+    assert_same_gradients(eager, model)
 
 
 def test_a_piece_that_cannot_be_captured_runs_as_it_is(capfd):
@@ -217,8 +221,7 @@ def test_a_compiled_function_that_calls_backward():
     compiled = torch.compile(step, backend=dynamo.backend)
     for batch in vectors(20):
         assert_same(step(eager, *batch), compiled(model, *batch), "loss")
-    for one, other in zip(eager.parameters(), model.parameters(), strict=True):
-        assert_same(one.grad, other.grad, "gradient")
+    assert_same_gradients(eager, model)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -233,8 +236,7 @@ def test_a_checkpoint_around_a_compiled_model(use_reentrant):
             inputs = x.clone().requires_grad_()
             F.cross_entropy(checkpoint(module, inputs, use_reentrant=use_reentrant), y).backward()
     assert_same_models(eager, model)
-    for one, other in zip(eager.parameters(), model.parameters(), strict=True):
-        assert_same(one.grad, other.grad, "gradient")
+    assert_same_gradients(eager, model)
 
 
 def test_inference_mode():
@@ -257,8 +259,7 @@ def test_a_planned_module_in_a_compiled_model():
     for x, y in vectors(3):
         for module in (eager, compiled):
             F.cross_entropy(module(x), y).backward()
-    for one, other in zip(eager.parameters(), model.parameters(), strict=True):
-        assert_same(one.grad, other.grad, "gradient")
+    assert_same_gradients(eager, model)
 
 
 def test_bad_options():

@@ -1,7 +1,5 @@
 """Gradient checkpoints in a model are recomputed in the plan, with forward's masks, at no more memory."""
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,8 +7,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import olla_fx
-from olla_fx import CaptureError, OllaError
-from tests.olla_fx.harness import OwnLoop, WholeStep, assert_same
+from olla_fx import CaptureError
+from tests.olla_fx.capture.refusals import Changed, refused
+from tests.olla_fx.harness import OwnLoop, WholeStep
 from tests.olla_fx.helpers import mlp, sgd, vectors
 
 
@@ -96,40 +95,6 @@ def test_no_more_memory_than_eager_with_checkpoints(how, dropout):
     assert (
         olla_fx.Plan.from_json(recomputed.to_json()).recomputed_operators == recomputed.recomputed_operators
     )
-
-
-class Changed(nn.Module):
-    """A small model with one bad habit."""
-
-    def __init__(self, habit, **parts):
-        super().__init__()
-        self.body = mlp()
-        self.habit = habit
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x):
-        return self.habit(self, x)
-
-
-def refused(model, said, kind=CaptureError, *, example=None, make=sgd, loss_fn=F.cross_entropy, **options):
-    """Plan, expect a refusal, and see that nothing changed."""
-    optimizer = make(model.parameters()) if make else None
-    example = vectors(1)[0] if example is None else example
-    values = copy.deepcopy(model.state_dict())
-    state = copy.deepcopy(optimizer.state_dict()) if optimizer else None
-    random = torch.get_rng_state()
-    attributes = {name: dict(module.__dict__) for name, module in model.named_modules()}
-    for function in (olla_fx.optimize, olla_fx.plan):
-        with pytest.raises(kind, match=said) as caught:
-            function(model, example, loss_fn=loss_fn, optimizer=optimizer, **options)
-        assert "\n" not in str(caught.value)
-        assert isinstance(caught.value, OllaError)
-    assert_same(values, model.state_dict(), "model")
-    assert optimizer is None or state == optimizer.state_dict()
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert torch.equal(random, torch.get_rng_state())
-    assert attributes == {name: dict(module.__dict__) for name, module in model.named_modules()}
 
 
 def test_reentrant_checkpointing():

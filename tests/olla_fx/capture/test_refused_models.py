@@ -1,15 +1,14 @@
 """Models and examples that cannot be captured are refused with one clear line."""
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn, optim
 
 import olla_fx
-from olla_fx import CaptureError, OllaError
-from tests.olla_fx.harness import WholeStep, assert_same
+from olla_fx import CaptureError
+from tests.olla_fx.capture.refusals import Changed, Counter, refused
+from tests.olla_fx.harness import WholeStep
 from tests.olla_fx.helpers import mlp, sgd, vectors
 
 
@@ -22,40 +21,6 @@ class Asserting(nn.Module):
 def test_an_example_that_fails_an_assertion_is_explained():
     with pytest.raises(CaptureError, match=r"rejects the example input.*five columns.*in eager"):
         olla_fx.optimize(Asserting().eval(), (torch.ones(2, 3),), solver="none")
-
-
-class Changed(nn.Module):
-    """A small model with one bad habit."""
-
-    def __init__(self, habit, **parts):
-        super().__init__()
-        self.body = mlp()
-        self.habit = habit
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x):
-        return self.habit(self, x)
-
-
-def refused(model, said, kind=CaptureError, *, example=None, make=sgd, loss_fn=F.cross_entropy, **options):
-    """Plan, expect a refusal, and see that nothing changed."""
-    optimizer = make(model.parameters()) if make else None
-    example = vectors(1)[0] if example is None else example
-    values = copy.deepcopy(model.state_dict())
-    state = copy.deepcopy(optimizer.state_dict()) if optimizer else None
-    random = torch.get_rng_state()
-    attributes = {name: dict(module.__dict__) for name, module in model.named_modules()}
-    for function in (olla_fx.optimize, olla_fx.plan):
-        with pytest.raises(kind, match=said) as caught:
-            function(model, example, loss_fn=loss_fn, optimizer=optimizer, **options)
-        assert "\n" not in str(caught.value)
-        assert isinstance(caught.value, OllaError)
-    assert_same(values, model.state_dict(), "model")
-    assert optimizer is None or state == optimizer.state_dict()
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert torch.equal(random, torch.get_rng_state())
-    assert attributes == {name: dict(module.__dict__) for name, module in model.named_modules()}
 
 
 @pytest.mark.parametrize(
@@ -117,10 +82,6 @@ def test_an_example_that_requires_a_gradient():
 def test_an_inference_example_that_the_model_rejects():
     with pytest.raises(CaptureError, match="rejects the example input"):
         olla_fx.optimize(mlp().eval(), torch.ones(4, 5))
-
-
-class Counter:
-    calls = 0
 
 
 def branching(self, x):

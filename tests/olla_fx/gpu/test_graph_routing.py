@@ -8,24 +8,9 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 import olla_fx
+from tests.olla_fx.gpu.steps import SGD, whole_step
 from tests.olla_fx.harness import stats
 from tests.olla_fx.helpers import SmallNet
-
-SGD = partial(optim.SGD, lr=0.1, momentum=0.9, foreach=False)
-
-
-def batch_on(device):
-    return torch.zeros(4, 3, 16, 16, device=device), torch.zeros(4, dtype=torch.long, device=device)
-
-
-def whole_step(device, make_optimizer=SGD, **options):
-    model = SmallNet().to(device)
-    batch = batch_on(device)
-    optimizer = make_optimizer(model.parameters())
-    step = olla_fx.optimize(
-        model, batch, loss_fn=F.cross_entropy, optimizer=optimizer, solver="none", **options
-    )
-    return step, batch, optimizer
 
 
 @pytest.mark.parametrize("capturable", [False, True], ids=["SGD", "Adam with a tensor"])

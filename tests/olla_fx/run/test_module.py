@@ -9,21 +9,20 @@ from torch import nn
 
 import olla_fx
 from olla_fx import StepInputError
-from tests.olla_fx.harness import WholeStep, assert_same, stats
+from tests.olla_fx.harness import OwnLoop, WholeStep, assert_same, assert_same_gradients, stats
 from tests.olla_fx.helpers import mlp, sgd, vectors
 
 
 def test_a_planned_module_within_a_model_that_is_planned():
-    inner = olla_fx.optimize(mlp(), torch.ones(4, 6))
-    outer = nn.Sequential(inner, nn.Linear(3, 3))
-    reference = copy.deepcopy(nn.Sequential(inner._model, outer[1]))
+    model, head = mlp(), nn.Linear(3, 3)
+    eager = copy.deepcopy(nn.Sequential(model, head))
+    outer = nn.Sequential(olla_fx.optimize(model, torch.ones(4, 6)), head)
     x, y = vectors(1)[0]
-    planned = olla_fx.optimize(outer, x, solver="none")
+    step = olla_fx.optimize(outer, x, solver="none")
     for _ in range(3):
-        for module in (reference, planned):
-            F.cross_entropy(module(x), y).backward()
-        for one, other in zip(reference.parameters(), outer.parameters(), strict=True):
-            assert_same(one.grad, other.grad, "gradient")
+        for called in (eager, step):
+            F.cross_entropy(called(x), y).backward()
+        assert_same_gradients(eager, outer)
 
 
 class Scaled(nn.Module):
@@ -44,37 +43,35 @@ class Scaled(nn.Module):
 
 
 def test_attributes_of_the_model():
-    """One that is set on the planned module alone would change nothing."""
-    model = Scaled()
-    eager = copy.deepcopy(model)
+    """An attribute that is set only on the planned module would change nothing."""
     x = vectors(1)[0][0]
-    planned = olla_fx.optimize(model, x, solver="none")
+    pair = OwnLoop(Scaled(), x)
+    step = pair.step
     for change in (
         lambda module: None,
         lambda module: setattr(module, "scale", 3.0),
         lambda module: module.grow(),
-        lambda module: setattr(module, "body", copy.deepcopy(eager.body)),
+        lambda module: setattr(module, "body", copy.deepcopy(pair.eager.body)),
     ):
-        for module in (eager, planned):
-            change(module)
-        assert_same(eager(x).detach(), planned(x).detach(), "answer")
-    assert planned.scale == model.scale == 6.0
-    assert planned.width == 3
-    planned.note = "mine"
-    assert not hasattr(model, "note")
-    assert copy.deepcopy(planned).note == "mine"
+        for called, _, _ in pair.sides():
+            change(called)
+        assert_same(pair.eager(x), step(x), "answer")
+    assert step.scale == pair.model.scale == 6.0
+    assert step.width == 3
+    step.note = "mine"
+    assert not hasattr(pair.model, "note")
+    assert copy.deepcopy(step).note == "mine"
     with pytest.raises(AttributeError, match="'Scaled' object has no attribute 'nothing'"):
-        planned.nothing  # noqa: B018
+        step.nothing  # noqa: B018
 
 
 def test_inputs_that_are_taken_by_name_only_may_be_left_out():
-    model = Scaled()
     x = vectors(1)[0][0]
-    planned = olla_fx.optimize(model, x, solver="none")
-    assert_same(model(x=x, shift=1.0).detach(), planned(x=x, shift=1.0).detach(), "answer")
-    assert_same(model(x, shift=1.0).detach(), planned(x, shift=1.0).detach(), "answer")
+    pair = OwnLoop(Scaled(), x)
+    assert_same(pair.eager(x=x, shift=1.0), pair.step(x=x, shift=1.0), "answer")
+    assert_same(pair.eager(x, shift=1.0), pair.step(x, shift=1.0), "answer")
     with pytest.raises(StepInputError, match="'negate' by name only"):
-        planned(x, negate=True)
+        pair.step(x, negate=True)
 
 
 def test_a_first_and_a_second_call():

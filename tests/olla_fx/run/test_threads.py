@@ -10,9 +10,7 @@ from torch import nn, optim
 
 import olla_fx
 from tests.olla_fx.harness import WholeStep, assert_same, assert_served, check_inference, stats
-from tests.olla_fx.helpers import SmallNet, images, mlp, vectors
-
-MOMENTUM = partial(optim.SGD, lr=0.1, momentum=0.9)
+from tests.olla_fx.helpers import MOMENTUM, SmallNet, images, mlp, vectors
 
 
 def test_two_steps_alternate():
@@ -65,7 +63,7 @@ def test_calls_from_several_threads_are_taken_one_by_one():
     assert not faults
     for index, answer in enumerate(expected):
         assert_same(answer, given[index], f"answer {index}")
-    assert_served(step, 40, 1)
+    assert_served(step, 1)
 
 
 def test_training_in_another_thread_than_planning():
@@ -114,7 +112,7 @@ def test_attention_backward_replayed_two_hundred_times_with_two_threads():
         pair.step.poison()
         pair.step(x, target)
         workers = max(workers, stats(pair.step).counts.requests_on_worker_threads)
-        assert_served(pair.step, 2, 1)
+        assert_served(pair.step, 1)
         for name, value in pair.model.state_dict().items():
             assert_same(expected[name], value, name)
     assert workers > 0

@@ -1,24 +1,13 @@
 """Whole architectures train as in eager."""
 
-from functools import partial
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn, optim
+from torch import nn
 
 from olla_fx.models import build_model, import_torchvision
 from tests.olla_fx.harness import WholeStep, check_inference
-from tests.olla_fx.helpers import images, sgd
-
-ADAMW = optim.AdamW
-
-
-MOMENTUM = partial(optim.SGD, lr=0.05, momentum=0.9)
-
-
-def pairs(shape, target, count=3, dtype=torch.float32):
-    return [(torch.randn(*shape).to(dtype), torch.randn(*target).to(dtype)) for _ in range(count)]
+from tests.olla_fx.helpers import ADAMW, MOMENTUM, images, pairs, sgd
 
 
 class UNet(nn.Module):

@@ -1,39 +1,12 @@
 """Layers of all kinds train as in eager."""
 
-from functools import partial
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn, optim
+from torch import nn
 
 from tests.olla_fx.harness import WholeStep, check_inference
-from tests.olla_fx.helpers import images, mlp, vectors
-
-ADAMW = optim.AdamW
-
-
-MOMENTUM = partial(optim.SGD, lr=0.05, momentum=0.9)
-
-
-class Written(nn.Module):
-    """A model whose forward is given: ``forward(self, *inputs)``; tensors become buffers."""
-
-    def __init__(self, forward, **parts):
-        super().__init__()
-        for name, part in parts.items():
-            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
-        self.written = forward
-
-    def forward(self, *inputs):
-        return self.written(self, *inputs)
-
-
-def pairs(shape, target, count=3, dtype=torch.float32):
-    return [(torch.randn(*shape).to(dtype), torch.randn(*target).to(dtype)) for _ in range(count)]
+from tests.olla_fx.helpers import ADAMW, MOMENTUM, Written, images, mlp, pairs, vectors
 
 
 def sequences(count=3, batch=2, length=4, width=8):

@@ -1,32 +1,12 @@
 """Operators of all kinds train as in eager."""
 
-from functools import partial
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn, optim
+from torch import nn
 
 from tests.olla_fx.harness import WholeStep, assert_same, stats
-from tests.olla_fx.helpers import mlp, vectors
-
-MOMENTUM = partial(optim.SGD, lr=0.05, momentum=0.9)
-
-
-class Written(nn.Module):
-    """A model whose forward is given: ``forward(self, *inputs)``; tensors become buffers."""
-
-    def __init__(self, forward, **parts):
-        super().__init__()
-        for name, part in parts.items():
-            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
-        self.written = forward
-
-    def forward(self, *inputs):
-        return self.written(self, *inputs)
+from tests.olla_fx.helpers import MOMENTUM, Written, mlp, vectors
 
 
 def indexing(self, x):

@@ -1,34 +1,14 @@
 """Outputs come in the structure and storages that the model gives them."""
 
 import copy
-from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn, optim
 
 import olla_fx
 from tests.olla_fx.harness import WholeStep, assert_same, assert_same_models, stats
-from tests.olla_fx.helpers import mlp, vectors
-
-MOMENTUM = partial(optim.SGD, lr=0.05, momentum=0.9)
-
-
-class Written(nn.Module):
-    """A model whose forward is given: ``forward(self, *inputs)``; tensors become buffers."""
-
-    def __init__(self, forward, **parts):
-        super().__init__()
-        for name, part in parts.items():
-            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
-        self.written = forward
-
-    def forward(self, *inputs):
-        return self.written(self, *inputs)
+from tests.olla_fx.helpers import MOMENTUM, Written, mlp, vectors
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,12 @@
 """Element types and memory formats train as in eager."""
 
-from functools import partial
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn, optim
+from torch import nn
 
 from tests.olla_fx.harness import WholeStep
-from tests.olla_fx.helpers import SmallNet, images, mlp, vectors
-
-MOMENTUM = partial(optim.SGD, lr=0.1, momentum=0.9)
+from tests.olla_fx.helpers import ADAMW, MOMENTUM, SmallNet, Written, images, mlp, vectors
 
 
 def test_channels_last_and_mixed_types():
@@ -21,28 +17,6 @@ def test_channels_last_and_mixed_types():
     batches = [(x.to(memory_format=torch.channels_last), y) for x, y in images(20)]
     model = Mixed().to(memory_format=torch.channels_last)
     WholeStep(model, MOMENTUM, batches[0]).run(batches)
-
-
-ADAMW = optim.AdamW
-
-
-MOMENTUM = partial(optim.SGD, lr=0.05, momentum=0.9)
-
-
-class Written(nn.Module):
-    """A model whose forward is given: ``forward(self, *inputs)``; tensors become buffers."""
-
-    def __init__(self, forward, **parts):
-        super().__init__()
-        for name, part in parts.items():
-            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
-        self.written = forward
-
-    def forward(self, *inputs):
-        return self.written(self, *inputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

@@ -1,97 +1,32 @@
 """Backward passes: repeated, partial, refused."""
 
-import copy
-from contextlib import nullcontext
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-import olla_fx
-from olla_fx.errors import BackwardError
-from tests.olla_fx.harness import assert_same, assert_same_models, is_busy
-from tests.olla_fx.helpers import SmallNet, images, mlp, sgd, vectors
+from olla_fx.errors import BackwardError, OllaError
+from tests.olla_fx.harness import OwnLoop, assert_same, is_busy
+from tests.olla_fx.helpers import SmallNet, images, mlp, vectors
+from tests.olla_fx.run.own_loop.written import two_layers
 
 
 def test_one_backward_serves_all_outputs():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.other = nn.Linear(6, 3), nn.Linear(6, 3)
-
-        def forward(self, x):
-            return self.one(x), self.other(x)
-
-    eager = Two()
-    module = olla_fx.optimize(copy.deepcopy(eager), torch.ones(4, 6))
+    pair = OwnLoop(two_layers(lambda self, x: (self.first(x), self.second(x))), torch.ones(4, 6))
     for _ in range(2):
-        one, other = module(torch.ones(4, 6))
-        one.sum().backward()
-        with pytest.raises(olla_fx.OllaError, match="All outputs of a forward share one backward"):
+        answer, other = pair.step(torch.ones(4, 6))
+        answer.sum().backward()
+        with pytest.raises(OllaError, match="All outputs of a forward share one backward"):
             other.sum().backward()
-        assert not is_busy(module)
-    for planned in (eager, module):
-        planned.zero_grad()
-        one, other = planned(torch.ones(4, 6))
-        one.sum().backward(retain_graph=True)
+        assert not is_busy(pair.step)
+    for called, model, _ in pair.sides():
+        model.zero_grad()
+        answer, other = called(torch.ones(4, 6))
+        answer.sum().backward(retain_graph=True)
         other.sum().backward()
+    pair.compare_gradients()
     for mine, theirs in zip(module.parameters(), eager.parameters(), strict=True):
         assert_same(theirs.grad, mine.grad, "gradient")
-
-
-class OwnLoop:
-    """One model twice, from the same weights: in an eager loop, and in the same loop around a planned one."""
-
-    def __init__(self, model, example, make=sgd, loss_fn=F.cross_entropy, context=nullcontext):
-        self.eager, self.model = copy.deepcopy(model), model
-        self.optimizers = [make(each.parameters()) for each in (self.eager, model)]
-        self.loss_fn, self.context = loss_fn, context
-        self.planned = olla_fx.optimize(model, example, solver="none")
-        self.calls = 0
-
-    def losses(self, *batch):
-        """Forward and loss of both, from the same random numbers."""
-        *inputs, target = batch
-        if not self.planned.is_busy:
-            self.planned.poison()
-        losses = []
-        for module in (self.eager, self.planned):
-            torch.manual_seed(self.calls)
-            with self.context():
-                losses.append(self.loss_fn(module(*inputs), target))
-        self.calls += 1
-        assert_same(losses[0].detach(), losses[1].detach(), "loss")
-        return losses
-
-    def compare_gradients(self):
-        for (name, one), other in zip(self.eager.named_parameters(), self.model.parameters(), strict=True):
-            assert (one.grad is None) == (other.grad is None), name
-            if one.grad is not None:
-                assert_same(one.grad, other.grad, f"gradient of {name}")
-
-    def step(self, *batch):
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-        assert not self.planned.is_busy
-        for loss in self.losses(*batch):
-            loss.backward()
-        self.compare_gradients()
-        for optimizer in self.optimizers:
-            optimizer.step()
-
-    def run(self, batches):
-        for batch in batches:
-            self.step(*batch)
-        assert_same_models(self.eager, self.model)
-        return self
-
-    def assert_served(self):
-        assert self.planned.binding == "buffer"
-        assert not self.planned.is_busy
-        assert self.planned.counts.served > 0
-        assert self.planned.counts.outside == 0, self.planned.outside_log
-        assert self.planned.stock_runs == 0
 
 
 def test_backward_twice():
@@ -119,8 +54,7 @@ def test_a_first_backward_that_is_retained():
         loss.backward(retain_graph=True)
         loss.backward()
     pair.compare_gradients()
-    for optimizer in pair.optimizers:
-        optimizer.zero_grad()
+    pair.zero_grad()
     pair.run(images(4))
     pair.assert_served()
 
@@ -139,17 +73,17 @@ def test_gradients_of_gradients_are_refused(reduce):
     pair.assert_served()
 
 
-@pytest.mark.parametrize("of", ["input", "weight", "tangent"])
-def test_gradients_of_gradients_are_refused_for_whatever_they_are_asked(of):
+@pytest.mark.parametrize("source", ["input", "weight", "tangent"])
+def test_gradients_of_gradients_are_refused_by(source):
     """A physics-informed loss asks for the second derivative by the inputs: it is no constant."""
     x = vectors(1)[0][0].requires_grad_()
     pair = OwnLoop(mlp(), x)
     answer = pair.step(x)
     tangent = torch.ones_like(answer).requires_grad_()
     (gradient,) = torch.autograd.grad(answer, x, tangent, create_graph=True)
-    source = {"input": x, "weight": pair.model[0].weight, "tangent": tangent}[of]
+    wanted = {"input": x, "weight": pair.model[0].weight, "tangent": tangent}[source]
     with pytest.raises(BackwardError, match="gradients of gradients"):
-        torch.autograd.grad(gradient.sum(), source, allow_unused=True)
+        torch.autograd.grad(gradient.sum(), wanted, allow_unused=True)
     del gradient, answer
     assert not is_busy(pair.step)
 
@@ -161,17 +95,16 @@ def test_a_backward_that_might_be_differentiated_and_is_not():
         for loss in pair.losses(batch):
             loss.backward(create_graph=True)
         pair.compare_gradients()
-        for model in (pair.eager, pair.model):
-            model.zero_grad()
+        pair.change(lambda model: model.zero_grad())
 
 
-@pytest.mark.parametrize("what", ["parameter", "input", "output"])
-def test_what_backward_needs_and_was_changed(what):
+@pytest.mark.parametrize("kind", ["parameter", "input", "output"])
+def test_a_tensor_that_backward_needs_was_changed(kind):
     """As in eager; the buffer is free again."""
     pair = OwnLoop(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), vectors(1)[0][0].requires_grad_())
     x = vectors(1)[0][0].requires_grad_()
     answer = pair.step(x)
-    changed = {"parameter": pair.model[0].weight, "input": x, "output": answer}[what]
+    changed = {"parameter": pair.model[0].weight, "input": x, "output": answer}[kind]
     with torch.no_grad():
         changed.mul_(2)
     with pytest.raises(RuntimeError, match=r"changed in place|modified by an inplace"):
@@ -180,48 +113,27 @@ def test_what_backward_needs_and_was_changed(what):
     assert not is_busy(pair.step)
 
 
-def test_an_output_may_be_changed_where_backward_does_not_need_it():
+def test_an_output_may_be_changed_if_backward_does_not_need_it():
     pair = OwnLoop(mlp(), vectors(1)[0][0])
     for x, y in vectors(3):
-        for module in (pair.eager, pair.step):
-            F.cross_entropy(module(x).mul_(2).relu_(), y).backward()
+        for called, _, _ in pair.sides():
+            F.cross_entropy(called(x).mul_(2).relu_(), y).backward()
         pair.compare_gradients()
 
 
-def test_errors_have_one_base():
-    assert issubclass(BackwardError, olla_fx.OllaError)
+def test_errors_of_a_backward_are_the_packages_and_runtime_errors():
+    assert issubclass(BackwardError, OllaError)
     assert issubclass(BackwardError, RuntimeError)
 
 
-class Written(nn.Module):
-    """A model given by a function of its modules and inputs."""
-
-    def __init__(self, function, **parts):
-        super().__init__()
-        self.function = function
-        self.l, self.k = nn.Linear(6, 6), nn.Linear(6, 6)
-        for name, part in parts.items():
-            if (
-                isinstance(part, torch.Tensor)
-                and not isinstance(part, nn.Parameter)
-                and not part.requires_grad
-            ):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
-
-    def forward(self, *inputs):
-        return self.function(self, *inputs)
-
-
 def test_a_buffer_that_was_updated_again_before_backward():
-    def state(self, x):
-        self.st.mul_(0.5).add_(x.detach().mean(0))
-        return self.l(x) * self.st
+    def averaging(self, x):
+        self.average.mul_(0.5).add_(x.detach().mean(0))
+        return self.first(x) * self.average
 
-    planned = olla_fx.optimize(Written(state, st=torch.ones(6)), torch.ones(4, 6), solver="none")
-    first, second = planned(torch.randn(4, 6)), planned(torch.randn(4, 6))
+    step = OwnLoop(two_layers(averaging, average=torch.ones(6)), torch.ones(4, 6)).step
+    first, second = step(torch.randn(4, 6)), step(torch.randn(4, 6))
     second.sum().backward()
     with pytest.raises(RuntimeError, match="changed in place"):
         first.sum().backward()
-    assert not is_busy(planned)
+    assert not is_busy(step)

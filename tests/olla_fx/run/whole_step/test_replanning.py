@@ -6,18 +6,15 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn, optim
 
-import olla_fx
-from tests.olla_fx.harness import WholeStep, assert_same, check_inference, stats
-from tests.olla_fx.helpers import SmallNet, images, mlp, sgd, vectors
-
-MOMENTUM = partial(optim.SGD, lr=0.1, momentum=0.9)
+from tests.olla_fx.harness import WholeStep, assert_same_models, check_inference, stats
+from tests.olla_fx.helpers import MOMENTUM, SmallNet, dampened, images, mlp, sgd, vectors
 
 
-def both(pair, change):
-    for model, optimizer in zip((pair.eager, pair.model), pair.optimizers, strict=True):
+def change_both(pair, change):
+    """Call ``change(model, optimizer)`` for the eager and the planned half."""
+    for _, model, optimizer in pair.sides():
         change(model, optimizer)
 
 
@@ -25,7 +22,7 @@ def test_load_state_dict():
     pair = WholeStep(SmallNet(), MOMENTUM, images(1)[0])
     other = {name: value + 1 for name, value in SmallNet().state_dict().items()}
     pair.run(images(2))
-    both(pair, lambda model, _: model.load_state_dict(other))
+    change_both(pair, lambda model, _: model.load_state_dict(other))
     pair.run(images(2))
     assert stats(pair.step).replans == 0
 
@@ -49,19 +46,10 @@ def test_load_state_dict_by_assignment():
 def test_load_state_dict_by_assignment_keeps_ties():
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
     model[2].weight = model[0].weight
-    step = olla_fx.optimize(
-        model, vectors(1)[0], loss_fn=F.cross_entropy, optimizer=sgd(model.parameters()), solver="none"
-    )
-    x, y = vectors(1)[0]
-    step(x, y)
+    pair = WholeStep(model, sgd, vectors(1)[0]).run(vectors(1))
     model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
-    eager = copy.deepcopy(model)
-    optimizer = sgd(eager.parameters())
-    loss = F.cross_entropy(eager(x), y)
-    loss.backward()
-    optimizer.step()
-    assert_same(loss.detach(), step(x, y), "loss")
-    assert_same(eager[0].weight, model[0].weight, "weight")
+    pair.run(vectors(2))
+    assert model[2].weight is model[0].weight
 
 
 @pytest.mark.parametrize("through", ["model", "step"])
@@ -93,7 +81,7 @@ def test_optimizer_load_state_dict(make):
 def test_optimizer_state_that_is_emptied_is_made_again():
     pair = WholeStep(mlp(), partial(MOMENTUM, dampening=0.5), vectors(1)[0])
     pair.run(vectors(2))
-    both(pair, lambda _, optimizer: optimizer.state.clear())
+    change_both(pair, lambda _, optimizer: optimizer.state.clear())
     pair.run(vectors(3))
     assert stats(pair.step).replans == 0
 
@@ -112,7 +100,7 @@ def test_optimizer_state_that_is_emptied_is_made_again():
 def test_changes_of_the_model_plan_again(change):
     pair = WholeStep(SmallNet(), MOMENTUM, images(1)[0])
     pair.run(images(2))
-    both(pair, change)
+    change_both(pair, change)
     pair.run(images(3))
     assert stats(pair.step).replans == 1
 
@@ -121,8 +109,10 @@ def test_a_replaced_layer_plans_again():
     """The optimizer must be told, as in eager; one that still holds the old layer is refused."""
     pair = WholeStep(mlp(), MOMENTUM, vectors(1)[0])
     pair.run(vectors(2))
-    both(pair, lambda model, _: model.__setitem__(2, copy.deepcopy(model[2])))
-    both(pair, lambda model, optimizer: optimizer.param_groups[0].update(params=list(model.parameters())))
+    change_both(pair, lambda model, _: model.__setitem__(2, copy.deepcopy(model[2])))
+    change_both(
+        pair, lambda model, optimizer: optimizer.param_groups[0].update(params=list(model.parameters()))
+    )
     pair.run(vectors(3))
     assert stats(pair.step).replans == 1
 
@@ -130,7 +120,7 @@ def test_a_replaced_layer_plans_again():
 def test_adding_a_parameter_group_plans_again():
     pair = WholeStep(mlp(), lambda parameters: MOMENTUM(list(parameters)[2:]), vectors(1)[0])
     pair.run(vectors(2))
-    both(
+    change_both(
         pair,
         lambda model, optimizer: optimizer.add_param_group(
             {"params": list(model[0].parameters()), "lr": 0.5}
@@ -142,21 +132,11 @@ def test_adding_a_parameter_group_plans_again():
 
 def test_layers_are_frozen_and_unfrozen_between_epochs():
     pair = WholeStep(SmallNet(), MOMENTUM, images(1)[0]).run(images(8))
-    for wanted in (False, True):
-        for model in (pair.eager, pair.model):
-            model.conv.requires_grad_(wanted)
-            model.conv.zero_grad()
+    for is_trained in (False, True):
+        pair.change(lambda model, is_trained=is_trained: model.conv.requires_grad_(is_trained))
+        pair.change(lambda model: model.conv.zero_grad())
         pair.run(images(8))
     assert stats(pair.step).replans == 1  # unfrozen, the first plan fits again
-
-
-def change(pair, what):
-    for model in (pair.eager, pair.model):
-        what(model)
-
-
-def dampened(parameters):
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, dampening=0.5)
 
 
 class Masked(nn.Module):
@@ -175,7 +155,7 @@ class Masked(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "what",
+    "change",
     [
         lambda model: setattr(model, "mask", torch.arange(6.0)),
         lambda model: model.register_buffer("shift", torch.arange(6.0)),
@@ -184,9 +164,9 @@ class Masked(nn.Module):
     ],
     ids=["none", "absent", "frozen bias", "bias"],
 )
-def test_a_tensor_that_appears_plans_again(what):
+def test_a_tensor_that_appears_plans_again(change):
     pair = WholeStep(Masked(), sgd, vectors(1)[0]).run(vectors(2))
-    change(pair, what)
+    pair.change(change)
     pair.run(vectors(2))
     assert stats(pair.step).replans == 1
 
@@ -207,7 +187,7 @@ def test_the_choice_of_attention_and_determinism_plan_again():
         torch.use_deterministic_algorithms(False)
 
 
-class Pair(nn.Module):
+class ThreeLayers(nn.Module):
     def __init__(self):
         super().__init__()
         self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
@@ -223,17 +203,16 @@ def tie(model):
 
 @pytest.mark.parametrize("make", [sgd, dampened])
 def test_weights_tied_after_planning_plan_again(make):
-    pair = WholeStep(Pair(), make, vectors(1)[0]).run(vectors(2))
-    change(pair, tie)
+    pair = WholeStep(ThreeLayers(), make, vectors(1)[0]).run(vectors(2))
+    pair.change(tie)
     for batch in vectors(3):
         pair.train(batch)
-    for name, value in pair.eager.state_dict().items():
-        assert torch.equal(value, pair.model.state_dict()[name]), name
+    assert_same_models(pair.eager, pair.model)  # eager's optimizer still has state of the old weight
     assert stats(pair.step).replans == 1
 
 
 def test_weights_tied_after_planning_plan_inference_again():
-    model, x = Pair().eval(), vectors(1)[0][0]
+    model, x = ThreeLayers().eval(), vectors(1)[0][0]
     step = check_inference(model, [(x,)], 1)
     tie(model)
     with torch.no_grad():
@@ -241,7 +220,7 @@ def test_weights_tied_after_planning_plan_inference_again():
     assert stats(step).replans == 1
 
 
-class TiedModules(Pair):
+class TiedModules(ThreeLayers):
     def __init__(self):
         super().__init__()
         self.a, self.b, self.c = (nn.Linear(6, 6) for _ in range(3))
@@ -260,8 +239,7 @@ def test_tied_modules_may_be_tied_another_way():
 def test_planning_again_is_logged(caplog):
     pair = WholeStep(mlp(), sgd, vectors(1)[0])
     pair.run(vectors(1))
-    for model in (pair.eager, pair.model):
-        model[0].bias.requires_grad_(False)
+    pair.change(lambda model: model[0].bias.requires_grad_(False))
     with caplog.at_level(logging.INFO, logger="olla_fx"):
         pair.run(vectors(2))
     assert "0.bias was frozen or unfrozen" in caplog.text

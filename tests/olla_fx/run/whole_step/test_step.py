@@ -1,7 +1,7 @@
 """A whole training step changes what an eager step changes, and nothing else."""
 
 import copy
-from functools import partial
+import operator
 
 import pytest
 import torch
@@ -10,44 +10,31 @@ from torch import nn, optim
 
 import olla_fx
 from olla_fx import StepInputError, StepModeError, UnsupportedOptimizerError
-from tests.olla_fx.harness import WholeStep, assert_same, assert_served, bits, stats
-from tests.olla_fx.helpers import SmallNet, images, mlp, sgd, vectors
-
-MOMENTUM = partial(optim.SGD, lr=0.1, momentum=0.9)
+from tests.olla_fx.harness import WholeStep, assert_same, assert_served, assert_served_if_settled
+from tests.olla_fx.helpers import MOMENTUM, SmallNet, dampened, images, mlp, sgd, vectors
 
 
-def picture(model, optimizer):
-    """Everything that planning must leave alone, by value and by identity."""
+def values_of(model, optimizer):
+    """Return all values that planning must leave alone."""
+    return copy.deepcopy((model.state_dict(), optimizer.state_dict(), torch.get_rng_state()))
+
+
+def objects_of(model, optimizer):
+    """Return the identity and version of all objects that planning must leave alone."""
+    parameters, groups = dict(model.named_parameters()), optimizer.param_groups
     return {
-        "values": {name: bits(each).clone() for name, each in model.state_dict().items()},
-        "objects": {
-            name: (id(each), each.requires_grad, each._version) for name, each in model.named_parameters()
-        },
-        "buffers": {name: (id(each), each._version) for name, each in model.named_buffers()},
-        "grads": {
-            name: each.grad if each.grad is None else id(each.grad) for name, each in model.named_parameters()
-        },
+        "parameters": {name: (id(p), p.requires_grad, p._version) for name, p in parameters.items()},
+        "buffers": {name: (id(buffer), buffer._version) for name, buffer in model.named_buffers()},
+        "gradients": {name: id(parameter.grad) for name, parameter in parameters.items()},
         "modules": {name: dict(module.__dict__) for name, module in model.named_modules()},
-        "optimizer": copy.deepcopy(optimizer.state_dict()),
-        "groups": [(id(group), [id(each) for each in group["params"]]) for group in optimizer.param_groups],
-        "group keys": [{**group, "params": None} for group in optimizer.param_groups],
+        "groups": [(id(group), [id(parameter) for parameter in group["params"]]) for group in groups],
+        "options": [{**group, "params": None} for group in groups],
         "state": {
-            id(key): {name: id(each) for name, each in value.items()}
-            for key, value in optimizer.state.items()
+            id(parameter): {key: id(value) for key, value in state.items()}
+            for parameter, state in optimizer.state.items()
         },
-        "random": torch.get_rng_state(),
-        "grad mode": torch.is_grad_enabled(),
+        "gradient mode": torch.is_grad_enabled(),
     }
-
-
-def assert_same_pictures(before, after):
-    assert before.keys() == after.keys()
-    for name in before:
-        torch.testing.assert_close(before[name], after[name], rtol=0, atol=0) if name in (
-            "values", "random", "optimizer",
-        ) else None  # fmt: skip
-        if name not in ("values", "random", "optimizer"):
-            assert before[name] == after[name], name
 
 
 @pytest.mark.parametrize("shape", [(), (8, 8)], ids=["a class", "a class for each pixel"])
@@ -61,29 +48,29 @@ def test_losses_outlive_later_steps(shape):
         model, (x, y), loss_fn=F.cross_entropy, optimizer=MOMENTUM(model.parameters()), solver="none"
     )
     losses, values = [], []
-    for calls in range(1, 4):
+    for _ in range(3):
         losses.append(step(x, y))
         values.append(losses[-1].item())
         step.poison()
         assert [loss.item() for loss in losses] == values
-        assert_served(step, calls, 1)
+        assert_served_if_settled(step, 1)
 
 
 @pytest.mark.parametrize("with_state", [False, True])
-@pytest.mark.parametrize("what", ["optimize", "plan"])
+@pytest.mark.parametrize("function", [olla_fx.optimize, olla_fx.plan])
 @pytest.mark.parametrize("make", [MOMENTUM, optim.AdamW])
-def test_planning_leaves_everything_alone(make, what, with_state):
+def test_planning_leaves_everything_alone(make, function, with_state):
     model = SmallNet()
     optimizer = make(model.parameters())
     x, y = images(1)[0]
     F.cross_entropy(model(x), y).backward()
     if with_state:
         optimizer.step()
-    before = picture(model, optimizer)
-    inputs = bits(x).clone()
-    getattr(olla_fx, what)(model, (x, y), loss_fn=F.cross_entropy, optimizer=optimizer, solver="none")
-    assert_same_pictures(before, picture(model, optimizer))
-    assert torch.equal(inputs, bits(x))
+    values, objects, inputs = values_of(model, optimizer), objects_of(model, optimizer), x.clone()
+    function(model, (x, y), loss_fn=F.cross_entropy, optimizer=optimizer, solver="none")
+    assert_same(values, values_of(model, optimizer), "values")
+    assert objects == objects_of(model, optimizer)
+    assert_same(inputs, x, "inputs")
 
 
 def test_the_first_call_is_a_real_step():
@@ -121,7 +108,7 @@ def test_shares_parameters_and_state_dict_with_the_model():
     step, model = pair.step, pair.model
     assert isinstance(step, nn.Module)
     assert list(step.state_dict()) == list(model.state_dict())
-    assert all(one is other for one, other in zip(step.parameters(), model.parameters(), strict=True))
+    assert all(map(operator.is_, step.parameters(), model.parameters()))
     assert dict(step.named_buffers()).keys() == dict(model.named_buffers()).keys()
     step.load_state_dict({name: value * 0 for name, value in model.state_dict().items()})
     assert not model.head.weight.any()
@@ -170,7 +157,7 @@ def test_a_step_under_ambient_autocast_equals_eager():
         pair.optimizers[0].step()
         assert_same(loss.detach(), given, "loss")
     pair.compare()
-    assert_served(pair.step, 9, 1)
+    assert_served(pair.step, 1)
 
 
 def test_planning_and_calling_under_no_grad():
@@ -187,19 +174,14 @@ def test_an_exception_in_a_step_leaves_it_usable():
     """A class out of range stops the step in its loss, before any update."""
     pair = WholeStep(mlp(), sgd, vectors(1)[0])
     bad = torch.tensor([0, 1, 99, 0])
-    for calls, (x, y) in enumerate(vectors(20), 1):
+    for x, y in vectors(20):
         with pytest.raises(IndexError, match="out of bounds"):
             pair.step(x, bad)
         pair.train((x, y))
         pair.compare()
-        assert calls == 1 or stats(pair.step).binding == "buffer"
     with pytest.raises(IndexError):
         pair.step(x, bad)
     pair.run(vectors(3))
-
-
-def dampened(parameters):
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, dampening=0.5)
 
 
 def test_a_refused_first_call_leaves_no_optimizer_state():
@@ -213,29 +195,12 @@ def test_a_refused_first_call_leaves_no_optimizer_state():
     pair.run(vectors(3))
 
 
-def test_a_first_run_that_raises_leaves_its_state_new():
+def test_a_first_run_that_raises_leaves_no_optimizer_state():
     """Dampening acts from the second step on that succeeds."""
     pair = WholeStep(mlp(), dampened, vectors(1)[0])
-    executor = pair.step._current.step.executor
-    start = executor.start
-
-    def broken(lease):
-        lease.close() if hasattr(lease, "close") else None
-        raise RuntimeError("interrupted")
-
-    executor.start = broken
-    with pytest.raises(RuntimeError, match="interrupted"):
-        pair.step(*vectors(1)[0])
-    executor.start = start
-    pair.run(vectors(3))
-
-
-def test_created_state_can_be_taken_back():
-    pair = WholeStep(mlp(), dampened, vectors(1)[0])
-    lookup = pair.step._current.lookup
-    lookup.gather(lookup.check_inputs(vectors(1)[0]))
-    assert len(pair.optimizers[1].state) == 4
-    lookup.undo_created_state()
+    x, _ = vectors(1)[0]
+    with pytest.raises(IndexError, match="out of bounds"):
+        pair.step(x, torch.tensor([0, 1, 99, 0]))
     assert not pair.optimizers[1].state
     pair.run(vectors(3))
 

@@ -11,11 +11,6 @@ from tests.olla_fx.harness import WholeStep, stats
 from tests.olla_fx.helpers import mlp, sgd, vectors
 
 
-def change(pair, what):
-    for model in (pair.eager, pair.model):
-        what(model)
-
-
 class Slotted:
     __slots__ = ("scale",)
 
@@ -42,32 +37,23 @@ class Picky(nn.Module):
         return self.body(x) * self.recent[0] * self.slotted.scale * self.shared
 
 
-def share(value):
-    def set_it(_model):
-        Picky.shared = value
-
-    return set_it
-
-
 @pytest.mark.parametrize(
-    "what",
+    "change",
     [
         lambda model: setattr(model, "zero", -0.0),
         lambda model: setattr(model, "zeros", (-0.0, 1)),
         lambda model: model.recent.__setitem__(0, 4.0),
         lambda model: setattr(model.slotted, "scale", 4.0),
-        share(5.0),
+        lambda _: setattr(Picky, "shared", 5.0),
     ],
     ids=["zero", "zero in a tuple", "deque", "slots", "class"],
 )
-def test_a_value_that_looks_alike_plans_again(what):
-    try:
-        pair = WholeStep(Picky(), sgd, vectors(1)[0]).run(vectors(2))
-        change(pair, what)
-        pair.run(vectors(2))
-        assert stats(pair.step).replans == 1
-    finally:
-        Picky.shared = 2.0
+def test_a_value_that_looks_alike_plans_again(change, monkeypatch):
+    monkeypatch.setattr(Picky, "shared", 2.0)
+    pair = WholeStep(Picky(), sgd, vectors(1)[0]).run(vectors(2))
+    pair.change(change)
+    pair.run(vectors(2))
+    assert stats(pair.step).replans == 1
 
 
 SCALE = 1.0
@@ -93,15 +79,15 @@ def inner_lambda_loss(answer, target):
     return (lambda: F.cross_entropy(answer, target) * SCALE)()
 
 
-def _closed(of):
-    return lambda answer, target: of(F.cross_entropy(answer, target))
+def _enclosing(function):
+    return lambda answer, target: function(F.cross_entropy(answer, target))
 
 
 @pytest.mark.parametrize(
-    "loss", [nested_loss, comprehended_loss, inner_lambda_loss, _closed(_inner)],
+    "loss", [nested_loss, comprehended_loss, inner_lambda_loss, _enclosing(_inner)],
     ids=["nested", "comprehension", "lambda", "closure"],
 )  # fmt: skip
-def test_what_functions_of_the_loss_read_is_followed(loss, monkeypatch):
+def test_values_that_functions_of_the_loss_read_are_followed(loss, monkeypatch):
     pair = WholeStep(mlp(), sgd, vectors(1)[0], loss).run(vectors(2))
     monkeypatch.setitem(globals(), "SCALE", 3.0)
     pair.run(vectors(2))
