@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from olla_fx.errors import BackwardError, OllaError
-from tests.olla_fx.harness import OwnLoop, assert_same, is_busy
+from tests.olla_fx.harness import OwnLoop, is_busy
 from tests.olla_fx.helpers import SmallNet, images, mlp, vectors
 from tests.olla_fx.run.own_loop.written import two_layers
 
@@ -25,8 +25,6 @@ def test_one_backward_serves_all_outputs():
         answer.sum().backward(retain_graph=True)
         other.sum().backward()
     pair.compare_gradients()
-    for mine, theirs in zip(module.parameters(), eager.parameters(), strict=True):
-        assert_same(theirs.grad, mine.grad, "gradient")
 
 
 def test_backward_twice():
