@@ -219,6 +219,39 @@ class EagerAndPlanned:
         for optimizer in self.optimizers:
             optimizer.step()
 
+    def planned_modules(self) -> list[PlannedModule]:
+        """Return the planned modules that run the model."""
+        return [self.step]
+
+    def poison(self) -> None:
+        """Fill every buffer that is free."""
+        for module in self.planned_modules():
+            if not is_busy(module):
+                module.poison()
+
+    def run_loop(
+        self,
+        loop: Callable[[Callable[..., Any], nn.Module], object],
+        compare: Callable[..., None] = assert_same,
+    ) -> None:
+        """Run a function of what is called and of its model for both, and compare what it returns and leaves.
+
+        Gradients are compared as told; everything else bit for bit.
+        """
+        self.poison()
+        states, answers = [], []
+        for called, model, _ in self.sides():
+            torch.manual_seed(self.calls)
+            answers.append(loop(called, model))
+            states.append(random_states())
+        self.calls += 1
+        assert_same(*answers, f"answer of call {self.calls}")
+        assert_same(*states, "random numbers drawn")
+        assert_same(*(dict(model.named_buffers()) for _, model, _ in self.sides()), "buffers")
+        self.compare_gradients(compare)
+        del answers
+        assert not any(map(is_busy, self.planned_modules()))
+
     def train(self, batch: Batch) -> None:
         """Run one training step of both, compared."""
         raise NotImplementedError
@@ -346,8 +379,7 @@ class OwnLoop(EagerAndPlanned):
     def losses(self, batch: Batch) -> list[torch.Tensor]:
         """Run forward and loss of both from the same random numbers, and return the losses, compared."""
         *inputs, target = batch
-        if not is_busy(self.step):
-            self.step.poison()
+        self.poison()
         losses = []
         for called, _, _ in self.sides():
             torch.manual_seed(self.calls)
@@ -365,28 +397,6 @@ class OwnLoop(EagerAndPlanned):
             loss.backward()
         self.compare_gradients()
         self.update()
-
-    def run_loop(
-        self,
-        loop: Callable[[Callable[..., Any], nn.Module], object],
-        compare: Callable[..., None] = assert_same,
-    ) -> None:
-        """Run a function of what is called and of its model for both, and compare what it leaves.
-
-        Gradients are compared as told; buffers and random numbers bit for bit.
-        """
-        if not is_busy(self.step):
-            self.step.poison()
-        states = []
-        for called, model, _ in self.sides():
-            torch.manual_seed(self.calls)
-            loop(called, model)
-            states.append(random_states())
-        self.calls += 1
-        assert_same(*states, "random numbers drawn")
-        assert_same(*(dict(model.named_buffers()) for _, model, _ in self.sides()), "buffers")
-        self.compare_gradients(compare)
-        assert not is_busy(self.step)
 
     def assert_served(self, *, stock_runs: int = 0) -> None:
         """Assert that the last run's arrays were in the buffer, which is free again.
@@ -406,43 +416,40 @@ class CompiledLoop(EagerAndPlanned):
         pieces: what the backend made of each graph.
     """
 
-    def __init__(self, model: nn.Module, options: dict[str, Any] | None = None) -> None:
-        """Compile a model with the backend's options."""
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        """Compile a model with options of ``torch.compile``."""
         super().__init__(model, sgd)
         self.pieces: list[Any] = []
-        self.step = torch.compile(model, backend=self._backend, options=options)
+        self.step = torch.compile(model, backend=self._backend, **options)
 
     def _backend(self, graph_module: fx.GraphModule, example_inputs: Any, **options: Any) -> Any:
         piece = dynamo.backend(graph_module, example_inputs, **options)
         self.pieces.append(piece)
         return piece
 
-    def planned_pieces(self) -> list[PlannedModule]:
+    def planned_modules(self) -> list[PlannedModule]:
         """Return the planned modules of all pieces that could be planned."""
         return [piece.module for piece in self.pieces if piece.module is not None]
 
     def train(self, batch: Batch) -> None:
-        """Run one step of both; compare the losses."""
+        """Run one step of both; compare losses and gradients."""
         x, y = batch
-        losses = []
-        for called, _, optimizer in self.sides():
-            torch.manual_seed(self.calls)
-            optimizer.zero_grad()
+
+        def loop(called: Callable[..., Any], _: nn.Module) -> torch.Tensor:
             loss = F.cross_entropy(called(x), y)
             loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
-        self.calls += 1
-        assert_same(*losses, f"loss of step {self.calls}")
-        for piece in self.planned_pieces():
-            assert not stats(piece).stock_runs
-            piece.poison()
+            return loss.detach()
+
+        self.zero_grad()
+        self.run_loop(loop)
+        self.update()
+        assert not any(stats(module).stock_runs for module in self.planned_modules())
 
     def assert_served(self, pieces: int) -> None:
         """Assert that there are so many pieces, each with its arrays in a buffer of its own."""
-        assert len(self.pieces) == len(self.planned_pieces()) == pieces
-        for piece in self.planned_pieces():
-            assert_served(piece)
+        assert len(self.pieces) == len(self.planned_modules()) == pieces
+        for module in self.planned_modules():
+            assert_served(module)
 
 
 def check_inference(

@@ -14,16 +14,16 @@ from tests.olla_fx.helpers import MOMENTUM, SmallNet, images, mlp, vectors
 
 
 def test_two_steps_alternate():
-    one = WholeStep(SmallNet(), optim.AdamW, images(1)[0])
-    other = WholeStep(mlp(), MOMENTUM, vectors(1)[0])
+    convolutions = WholeStep(SmallNet(), optim.AdamW, images(1)[0])
+    layers = WholeStep(mlp(), MOMENTUM, vectors(1)[0])
     answer = check_inference(mlp().eval(), [(x,) for x, _ in vectors(2)], 1)
     for batch, vector in zip(images(20), vectors(20), strict=True):
-        one.train(batch)
-        other.train(vector)
+        convolutions.train(batch)
+        layers.train(vector)
         answer.poison()
         answer(vector[0])
-    one.compare()
-    other.compare()
+    convolutions.compare()
+    layers.compare()
 
 
 def test_training_and_inference_of_one_model_alternate():

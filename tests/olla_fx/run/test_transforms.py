@@ -36,7 +36,7 @@ def test_gradients_by_torch_func():
     x, parameters = vectors(1)[0][0], dict(model.named_parameters())
     for _ in range(3):
         expected, given = (
-            torch.func.grad(lambda each, m=m: torch.func.functional_call(m, each, (x,)).sum())(parameters)
+            torch.func.grad(lambda values, m=m: torch.func.functional_call(m, values, (x,)).sum())(parameters)
             for m in (model, planned)
         )
         assert_same(expected, given, "gradients")
