@@ -1,9 +1,12 @@
 """The planner reaches the promised figures on real architectures."""
 
+import warnings
+
 import pytest
 import torch
 
 import olla_fx
+from olla_fx import torch_compat
 from olla_fx.models import build_model
 from tests.olla_fx.harness import stats
 
@@ -65,6 +68,16 @@ def test_planned_peak_with_workspaces(name, most_mib):
     assert stats(step).counts.outside == 0
     assert stats(step).counts.outputs == 1
     assert stats(step).binding == "buffer"
+
+
+def test_a_torch_newer_than_tested_is_reported(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "99.1.0")
+    with pytest.warns(RuntimeWarning, match=r"tested with torch up to 2\.13, this is 99\.1\.0"):
+        torch_compat.warn_if_newer_than_tested()
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch_compat.warn_if_newer_than_tested()
 
 
 def test_public_names():

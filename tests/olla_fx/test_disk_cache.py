@@ -136,10 +136,10 @@ def test_a_plan_of_another_graph_is_not_used(folder):
     wanted = problem()
     other = front(captured_training(SmallNet(), images(1)[0]))[0].problem
     plan_cache.cached_plan(wanted, {}, CPU, Planner(wanted))
-    (mine,) = folder.iterdir()
+    (path,) = folder.iterdir()
     plan_cache.cached_plan(other, {}, CPU, Planner(other))
-    (theirs,) = set(folder.iterdir()) - {mine}
-    mine.write_text(theirs.read_text())
+    (other_path,) = set(folder.iterdir()) - {path}
+    path.write_text(other_path.read_text())
     with pytest.warns(RuntimeWarning, match="made again"):
         plan_cache.cached_plan(wanted, {}, CPU, Planner(wanted))
 
@@ -177,4 +177,4 @@ def write_often(seed):
 def test_two_processes_write_at_once(folder):
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         assert pool.map(write_often, range(2)) == [0, 1]
-    assert [each.name for each in folder.iterdir()] == ["shared.json"]
+    assert [path.name for path in folder.iterdir()] == ["shared.json"]

@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 import olla_fx
 from olla_fx import dynamo
 from olla_solvers.errors import OptionError, SolverUnavailableError
-from tests.olla_fx.harness import CompiledLoop, assert_same, assert_same_gradients, plan_count, stats
+from tests.olla_fx.comparisons import assert_same, assert_same_gradients
+from tests.olla_fx.harness import CompiledLoop, plan_count, stats
 from tests.olla_fx.helpers import SmallNet, images, mlp, vectors
 
 
@@ -146,7 +147,7 @@ class Unplanned(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:a graph of .* operators runs without a plan")
 def test_a_piece_without_a_plan_has_its_sizes_and_numbers_at_every_call():
-    """What was compiled for the first batch answered later ones with its size."""
+    """A piece that was compiled for the first batch answered later ones with its size."""
     pair = CompiledLoop(Unplanned(), dynamic=True)
     for batch in (*vectors(3), *vectors(3, batch=7), *vectors(3, batch=3), *vectors(11)):
         call_with_a_number(pair, batch)
@@ -195,7 +196,7 @@ def test_inference_mode():
 
 
 def test_a_planned_module_in_a_compiled_model():
-    """What is compiled is the model itself, in one graph."""
+    """The model itself is compiled, in one graph."""
     eager = mlp()
     model = copy.deepcopy(eager)
     planned = olla_fx.optimize(model, vectors(1)[0][0], solver="none")

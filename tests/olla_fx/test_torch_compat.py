@@ -1,25 +1,10 @@
-"""PLACEHOLDER"""
-
 import ast
-import warnings
 from pathlib import Path
 
 import pytest
-import torch
 
 import olla_fx
 from olla_fx import torch_compat
-
-
-def test_a_torch_newer_than_tested_is_reported(monkeypatch):
-    monkeypatch.setattr(torch, "__version__", "99.1.0")
-    with pytest.warns(RuntimeWarning, match=r"tested with torch up to 2\.13, this is 99\.1\.0"):
-        torch_compat.warn_if_newer_than_tested()
-    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        torch_compat.warn_if_newer_than_tested()
-
 
 PACKAGE = Path(olla_fx.__file__).parent
 

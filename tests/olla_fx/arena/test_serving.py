@@ -52,7 +52,7 @@ def test_a_request_that_does_not_fit_goes_to_the_stock_allocator_and_is_logged()
         surplus = floats(7)
         arena.begin_operator(5)
         unknown = floats(3)
-    assert [arena.buffer.contains(each.data_ptr()) for each in (larger, matching, surplus, unknown)] == [
+    assert [arena.buffer.contains(tensor.data_ptr()) for tensor in (larger, matching, surplus, unknown)] == [
         False,
         True,
         False,

@@ -9,7 +9,7 @@ from torch import nn
 
 import olla_fx
 from olla_fx import CaptureError, OllaError
-from tests.olla_fx.harness import assert_same
+from tests.olla_fx.comparisons import assert_same
 from tests.olla_fx.helpers import mlp, sgd, vectors
 
 

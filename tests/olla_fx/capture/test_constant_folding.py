@@ -12,7 +12,8 @@ import olla_fx
 from olla_fx.capture import Mode, StepRequest, capture
 from olla_fx.errors import CaptureError
 from olla_fx.models.vision import import_torchvision
-from tests.olla_fx.harness import WholeStep, check_inference, same_bits
+from tests.olla_fx.comparisons import same_bits
+from tests.olla_fx.harness import WholeStep, check_inference
 
 ADAMW = partial(optim.AdamW, lr=1e-3)
 

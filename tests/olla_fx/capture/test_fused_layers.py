@@ -10,7 +10,8 @@ import olla_fx
 from olla_fx.capture import Mode, StepRequest, capture
 from olla_fx.errors import CaptureError
 from olla_fx.torch_compat.tracing import any_overrides
-from tests.olla_fx.harness import assert_same, check_inference, stats
+from tests.olla_fx.comparisons import assert_same
+from tests.olla_fx.harness import check_inference, stats
 
 aten = torch.ops.aten
 LAYER = partial(nn.TransformerEncoderLayer, 16, 2, 32, batch_first=True)

@@ -203,4 +203,4 @@ def test_averages_over_all_batches():
 
 def test_a_rejected_example_logs_no_traceback(caplog):
     refused(mlp(), "rejects the example input", example=(torch.ones(4, 5), vectors(1)[0][1]))
-    assert not [each for each in caplog.records if each.levelno >= 30]
+    assert not [record for record in caplog.records if record.levelno >= 30]

@@ -67,7 +67,7 @@ def new_buffer(model, mean):
         (replace_memory_of_parameter, "weight"),
         (new_buffer, "late"),
     ],
-    ids=lambda each: getattr(each, "__name__", each),
+    ids=lambda value: getattr(value, "__name__", value),
 )
 @pytest.mark.parametrize("mode", ["training", "inference", "own loop"])
 def test_a_tensor_that_forward_replaces_is_refused(update, name, mode):

@@ -119,10 +119,10 @@ def test_json_to_standard_output_stands_alone(factory_file: Path, capsys: pytest
     assert json.loads(capsys.readouterr().out)["peak_bytes"] > 0
 
 
-def test_plot_draws_a_picture(tmp_path: Path, factory_file: Path) -> None:
-    picture = tmp_path / "plan.png"
-    assert cli.main(["plan", "--model", f"{factory_file}:mlp", "--plot", str(picture)]) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
+def test_plot_writes_an_image(tmp_path: Path, factory_file: Path) -> None:
+    image = tmp_path / "plan.png"
+    assert cli.main(["plan", "--model", f"{factory_file}:mlp", "--plot", str(image)]) == 0
+    assert image.read_bytes().startswith(b"\x89PNG")
 
 
 def test_order_finds_the_smaller_peak(

@@ -52,7 +52,7 @@ def test_the_impossible_is_proven_with_names(
     assert "'a', 'b'" in error
 
 
-def test_what_is_not_found_in_time_has_an_exit_of_its_own(
+def test_running_out_of_time_has_an_exit_code_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     draw = random.Random(4)

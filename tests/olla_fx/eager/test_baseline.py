@@ -1,4 +1,4 @@
-"""What eager needs, recorded and dispatched."""
+"""The memory that eager needs, recorded and dispatched."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def test_dispatched_storages_are_born_once_and_die_with_their_last_view() -> Non
 
     with FakeTensorMode():
         events = dispatched_events(step)
-    assert [(each.block, each.size_bytes) for each in events if each.kind is EventKind.ALLOC] == [
+    assert [(event.block, event.size_bytes) for event in events if event.kind is EventKind.ALLOC] == [
         (0, 400),
         (1, 320),
         (2, 4),
     ]
     # The view held the first storage until the step returned; the last is alive at its end.
-    assert sorted(each.block for each in events[3:]) == [0, 1]
-    assert all(each.kind is EventKind.FREE for each in events[3:])
+    assert sorted(event.block for event in events[3:]) == [0, 1]
+    assert all(event.kind is EventKind.FREE for event in events[3:])
 
 
 def test_dispatched_storages_from_before_the_step_are_static() -> None:

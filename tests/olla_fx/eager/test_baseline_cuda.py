@@ -22,7 +22,7 @@ GROWTH = [("segment_alloc", 20), ("alloc", 4), ("alloc", 6)]
         ([("segment_map", 2), ("segment_map", 2), ("alloc", 3)], 103),
     ],
 )
-def test_what_is_resident_when_the_reserved_bytes_reach_their_peak(
+def test_resident_bytes_when_the_reserved_bytes_reach_their_peak(
     history: list[tuple[str, int]], expected: int | None
 ) -> None:
     assert resident_at_peak(history, allocated_bytes=100, reserved_bytes=200) == expected

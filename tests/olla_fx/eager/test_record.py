@@ -14,7 +14,8 @@ from olla_fx.arena import AllocationEvent, EventKind
 from olla_fx.eager.iterations import find_period, spans_of_iteration
 from olla_fx.run.executor import MOST_RECORDINGS
 from olla_solvers.place.bound import max_live_bytes
-from tests.olla_fx.harness import assert_same_models, stats
+from tests.olla_fx.comparisons import assert_same_models
+from tests.olla_fx.harness import stats
 from tests.olla_fx.helpers import SmallNet, images
 
 
@@ -66,7 +67,7 @@ def test_the_iteration_is_found_in_noise(layers, iterations, noise, tail):
     # The first differs, having nothing to free yet, and another may be cut off.
     assert iterations - 2 <= period.repetitions <= iterations
     spans = spans_of_iteration(stream.events, period)
-    assert sorted(each.size_bytes for each in spans) == sorted([640] * layers + [128] * layers + [64])
+    assert sorted(span.size_bytes for span in spans) == sorted([640] * layers + [128] * layers + [64])
     assert max_live_bytes(spans) == max(640 * layers + 128 + 64, 640 * layers + 64)
 
 
@@ -110,7 +111,7 @@ def test_too_short_a_loop():
         recording.report()
 
 
-def test_what_is_interrupted_is_not_planned():
+def test_interrupted_work_is_not_planned():
     """An operator of the caller's own whose requests change from call to call stays outside, uncounted."""
 
     @torch.library.custom_op("olla_fx_tests::noisy", mutates_args=())
@@ -134,13 +135,13 @@ def test_what_is_interrupted_is_not_planned():
         def forward(self, x):
             return noisy(self.body(x))
 
-    fast = olla_fx.optimize(Noisy().eval(), torch.ones(4, 6))
-    fast(torch.ones(4, 6))
+    step = olla_fx.optimize(Noisy().eval(), torch.ones(4, 6))
+    step(torch.ones(4, 6))
     for _ in range(5):
-        fast(torch.ones(4, 6))
-        assert stats(fast).counts.outside == 0, stats(fast).outside_log
-    assert stats(fast).binding == "buffer"
-    assert stats(fast).counts.served > 0
+        step(torch.ones(4, 6))
+        assert stats(step).counts.outside == 0, stats(step).outside_log
+    assert stats(step).binding == "buffer"
+    assert stats(step).counts.served > 0
 
 
 class Scratch(torch.nn.Module):
@@ -169,41 +170,44 @@ def _(x):
 
 
 def planned_with_scratch():
-    """A planned inference, and a function that calls it with so much scratch and compares with eager."""
+    """Return a planned inference, and a function that calls it with scratch memory and compares with eager."""
     model = Scratch().eval()
     growing.scratch = 1000
-    fast = olla_fx.optimize(model, torch.ones(4, 6))
+    step = olla_fx.optimize(model, torch.ones(4, 6))
 
     def outside(scratch):
         growing.scratch = scratch
         with torch.no_grad():
             expected = model(torch.ones(4, 6))
-        fast.poison()
-        assert torch.equal(expected, fast(torch.ones(4, 6)))
-        assert stats(fast).binding == "buffer"
-        assert stats(fast).counts.served > 0
-        return stats(fast).counts.outside
+        step.poison()
+        assert torch.equal(expected, step(torch.ones(4, 6)))
+        assert stats(step).binding == "buffer"
+        assert stats(step).counts.served > 0
+        return stats(step).counts.outside
 
-    fast(torch.ones(4, 6))
-    return fast, outside
+    step(torch.ones(4, 6))
+    return step, outside
 
 
 def test_larger_requests_lead_to_a_new_plan():
     """Profile-guided allocation §4.3: served outside once, and planned for afterwards."""
-    fast, outside = planned_with_scratch()
-    before = fast.plan.buffer_bytes
+    step, outside = planned_with_scratch()
+    before = step.plan.buffer_bytes
     assert outside(1000) == 0
     assert outside(900) == 0  # smaller ones reuse the place
     assert outside(5000) == 1
     outside(5000)
-    assert fast.plan.buffer_bytes > before + 10_000
+    assert step.plan.buffer_bytes > before + 10_000
     assert outside(5000) == 0
     assert outside(1000) == 0
 
 
 def test_requests_that_keep_changing_are_recorded_only_so_often():
-    fast, outside = planned_with_scratch()
-    for calls in range(1, 21):
-        outside(1000 + 1000 * calls)
-    assert fast._current.step.executor.recordings == MOST_RECORDINGS
+    """Each recording leads to a new graph."""
+    step, outside = planned_with_scratch()
+    graph_modules = {step.graph_module}
+    for call in range(1, 21):
+        outside(1000 + 1000 * call)
+        graph_modules.add(step.graph_module)
+    assert len(graph_modules) == MOST_RECORDINGS
     assert outside(30_000) == outside(30_000) == 1

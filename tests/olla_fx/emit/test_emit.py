@@ -48,9 +48,9 @@ def test_operators_stand_in_planned_order(emitted):
 
 def test_every_line_says_array_place_and_lifetime(emitted):
     module, dataflow, plan = emitted
-    order = [[each.name for each in dataflow.problem.operators].index(name) for name in plan.order]
+    order = [[operator.name for operator in dataflow.problem.operators].index(name) for name in plan.order]
     living = lifetimes(dataflow.problem, order)
-    planned = {each.name: each for each in dataflow.problem.arrays if each.kind is ArrayKind.PLANNED}
+    planned = {array.name: array for array in dataflow.problem.arrays if array.kind is ArrayKind.PLANNED}
     seen = set()
     for line in module.code.split("\n"):
         match = COMMENT.search(line)
@@ -97,5 +97,5 @@ def test_constants_of_the_graph_are_kept():
     constants = module.graph.find_nodes(op="get_attr")
     assert constants
     assert all(isinstance(getattr(module, node.target), torch.Tensor) for node in constants)
-    statics = [each.name for each in dataflow.problem.arrays if each.kind is ArrayKind.STATIC]
+    statics = [array.name for array in dataflow.problem.arrays if array.kind is ArrayKind.STATIC]
     assert any("constant" in name for name in statics)

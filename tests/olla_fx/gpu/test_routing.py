@@ -1,4 +1,8 @@
-"""PLACEHOLDER"""
+"""Planned steps on CUDA are served from the buffer, whatever their kernels compute.
+
+These tests compare no values, so that they also run on the stand-in for a GPU (``tests/stand_in_gpu``), where
+convolutions take kernels of PyTorch's own, for want of cuDNN.
+"""
 
 import gc
 from functools import partial
@@ -16,6 +20,7 @@ from tests.olla_fx.gpu.steps import SGD, batch_on, whole_step
 from tests.olla_fx.harness import assert_served, assert_served_if_settled, is_busy, stats
 from tests.olla_fx.helpers import SmallNet, skip_without
 
+pytestmark = pytest.mark.usefixtures("without_cudnn")
 MODELS = (
     "torchvision:resnet18",
     "torchvision:mobilenet_v2",
@@ -30,7 +35,7 @@ MODELS = (
 
 
 def blocks_of(size_bytes):
-    """How many blocks of a size are in use."""
+    """Return the number of blocks of a size that are in use."""
     blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]]
     return sum(
         block["state"] == "active_allocated" and block["requested_size"] == size_bytes for block in blocks
@@ -43,7 +48,7 @@ def test_models_are_served_but_for_the_loss(device, name):
         skip_without(name.split(":")[0])
     size = {"torchvision:vit_b_16": 224}.get(name, 64) if name.startswith("torchvision") else None
     case = build_model(name, batch_size=2, image_size=size, tokens=8)
-    batch = tuple(each.to(device) for each in case.inputs)
+    batch = tuple(tensor.to(device) for tensor in case.inputs)
     model = case.model.to(device)
     step = olla_fx.optimize(
         model, batch, loss_fn=case.loss_fn, optimizer=SGD(model.parameters()), solver="none"
@@ -123,7 +128,7 @@ def test_the_callers_own_loop_is_served_but_for_outputs_and_gradients(device):
     module = olla_fx.optimize(model, x, solver="none")
     for _ in range(4):
         F.cross_entropy(module(x), y).backward()
-    trained = [each for each in model.parameters() if each.grad is not None]
+    trained = [parameter for parameter in model.parameters() if parameter.grad is not None]
     assert_served(module)
     assert stats(module).counts.outputs >= len(trained) + 1
     assert not is_busy(module)

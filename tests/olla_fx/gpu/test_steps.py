@@ -12,10 +12,10 @@ from torch.optim import lr_scheduler
 import olla_fx
 from olla_fx.errors import BufferMemoryError, CaptureError, UnsupportedOptimizerError
 from olla_fx.models import build_model
+from tests.olla_fx.comparisons import assert_same
 from tests.olla_fx.harness import (
+    OwnLoop,
     WholeStep,
-    assert_same,
-    assert_same_models,
     assert_served,
     assert_served_if_settled,
     check_inference,
@@ -69,7 +69,7 @@ def test_models_of_torchvision_train_as_in_eager(device, name):
         # Attention's backward repeats itself in the strict mode alone, which refuses the others' pooling.
         torch.use_deterministic_algorithms(True)
     case = build_model(f"torchvision:{name}", batch_size=2, image_size=IMAGE_SIZES.get(name, 64))
-    batch = tuple(each.to(device) for each in case.inputs)
+    batch = tuple(tensor.to(device) for tensor in case.inputs)
     pair = WholeStep(case.model.to(device), partial(optim.SGD, lr=0.01, foreach=False), batch, case.loss_fn)
     pair.run([batch] * 4)
 
@@ -126,30 +126,11 @@ def test_a_frozen_batch_norm_trains_as_in_eager(device):
 
 
 def test_the_callers_own_loop_equals_eager(device):
-    torch.manual_seed(0)
-    eager = SmallNet().to(device)
-    planned = SmallNet().to(device)
-    planned.load_state_dict(eager.state_dict())
-    optimizers = [MOMENTUM(each.parameters()) for each in (eager, planned)]
     batches = images(device, 8)
-    module = olla_fx.optimize(planned, batches[0][0], solver="none")
-    for index, (x, y) in enumerate(batches):
-        losses = []
-        for model, optimizer in zip((eager, module), optimizers, strict=True):
-            torch.manual_seed(index)
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
-        assert_same(*losses, f"loss of step {index}")
-        module.poison()
-    assert_same_models(eager, planned)
-    assert_served(module)
+    OwnLoop(SmallNet().to(device), batches[0][0], MOMENTUM).run(batches).assert_served()
 
 
-def test_the_measured_peak_is_what_was_planned(device):
-    torch.manual_seed(0)
+def test_the_measured_peak_is_the_planned_one(device):
     model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256), nn.ReLU(), nn.Linear(256, 5))
     model = model.to(device)
     optimizer = MOMENTUM(model.parameters())
@@ -215,13 +196,13 @@ def test_a_graph_on_another_stream_waits_for_the_one_before(device):
     for _ in range(5):
         module(inputs[0])
     with torch.no_grad():
-        expected = [model(each) for each in inputs]
+        expected = [model(x) for x in inputs]
     torch.cuda.synchronize(device)
     answers = []
-    for each in inputs:
+    for x in inputs:
         with torch.cuda.stream(torch.cuda.Stream(device)):
             torch.cuda._sleep(0 if answers else 50_000_000)
-            answers.append(module(each))
+            answers.append(module(x))
     torch.cuda.synchronize(device)
     assert_same(expected, answers, "answers")
     assert stats(module).graphed.fallback is None

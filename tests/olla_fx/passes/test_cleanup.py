@@ -6,7 +6,8 @@ from torch import nn
 
 import olla_fx
 from olla_fx.capture import Mode, StepRequest, capture
-from tests.olla_fx.harness import WholeStep, assert_same
+from tests.olla_fx.comparisons import assert_same
+from tests.olla_fx.harness import WholeStep
 from tests.olla_fx.helpers import captured_training, front, images, mlp, sgd, vectors
 
 CLONE = torch.ops.aten.clone.default
@@ -77,8 +78,8 @@ def test_returned_copies_are_the_callers_own():
 
     step = olla_fx.optimize(Written(forward).eval(), torch.ones(4, 6), solver="none")
     for _ in range(3):
-        one, other = step(torch.ones(4, 6))
-        assert one.data_ptr() != other.data_ptr()
+        answer, other = step(torch.ones(4, 6))
+        assert answer.data_ptr() != other.data_ptr()
 
 
 def test_training_with_returned_clones_of_what_is_updated():

@@ -14,7 +14,7 @@ from olla_fx.passes import propagate_fake_tensors, restore_in_place
 from olla_fx.passes.regions import Region
 from olla_fx.passes.reinplace_updates import in_place_form, out_form, write_over
 from olla_solvers.problem import ArrayKind
-from tests.olla_fx.harness import same_bits
+from tests.olla_fx.comparisons import same_bits
 from tests.olla_fx.helpers import captured_training, front, images
 
 aten = torch.ops.aten
@@ -35,11 +35,11 @@ def graph_of(build, *shapes):
 
 
 def restored(build, *shapes):
-    """How many operators are restored; the results must stay as they are."""
+    """Return the number of operators that became in-place; the results must stay as they are."""
     module = graph_of(build, *shapes)
     arguments = [torch.randn(shape) for shape in shapes]
-    before = module(*[each.clone() for each in arguments])
-    kept = [each.clone() for each in arguments]
+    before = module(*[argument.clone() for argument in arguments])
+    kept = [argument.clone() for argument in arguments]
     count = restore_in_place(module.graph)
     module.graph.lint()
     module.recompile()
@@ -61,9 +61,9 @@ def test_a_chain_of_activations_is_one_array():
 
 def test_either_argument_may_be_written_over():
     def build(call, x):
-        one, other = call(aten.mm.default, (x, x)), call(aten.mm.default, (x, x))
-        total = call(aten.mul.Tensor, (one, other))
-        return call(aten.mm.default, (total, x)), call(aten.mm.default, (one, x))
+        left, right = call(aten.mm.default, (x, x)), call(aten.mm.default, (x, x))
+        total = call(aten.mul.Tensor, (left, right))
+        return call(aten.mm.default, (total, x)), call(aten.mm.default, (left, x))
 
     count, targets = restored(build, (4, 4))
     assert count == 1
@@ -73,7 +73,7 @@ def test_either_argument_may_be_written_over():
 @pytest.mark.parametrize(
     "reader", ["later", "unordered", "returned", "static", "smaller", "wider", "broadcast"]
 )
-def test_what_is_still_read_is_not_written_over(reader):
+def test_a_value_that_is_still_read_is_not_written_over(reader):
     def build(call, x, row):
         hidden = x if reader == "static" else call(aten.mm.default, (x, x))
         beside = call(aten.view.default, (hidden, [-1]))
@@ -192,12 +192,12 @@ def test_a_plain_copy_writes_to_its_target():
 
 def elements(region: Region) -> set[int]:
     steps = [range(0, size * stride, stride) if stride else [0] for size, stride in region.extents]
-    return {region.offset_bytes + sum(each) for each in itertools.product(*steps)}
+    return {region.offset_bytes + sum(offsets) for offsets in itertools.product(*steps)}
 
 
 REGIONS = st.builds(
     lambda offset, extents: Region(1, offset, ((2, 1), *extents)),
-    st.integers(0, 24).map(lambda each: 2 * each),
+    st.integers(0, 24).map(lambda number: 2 * number),
     st.lists(st.tuples(st.integers(2, 4), st.sampled_from([0, 2, 4, 6, 8, 12, 18, 24])), max_size=3).map(
         tuple
     ),
@@ -205,16 +205,16 @@ REGIONS = st.builds(
 
 
 @given(REGIONS, REGIONS)
-def test_disjoint_regions_have_no_byte_in_common(one, other):
-    if not one.overlaps(other):
-        assert not elements(one) & elements(other)
+def test_disjoint_regions_have_no_byte_in_common(region, other):
+    if not region.overlaps(other):
+        assert not elements(region) & elements(other)
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_chunks_are_disjoint(dim):
-    chunks = [Region.of(each) for each in torch.empty(6, 6, 6).chunk(3, dim)]
-    for one, other in itertools.product(chunks, chunks):
-        assert one.overlaps(other) == (one is other)
+    chunks = [Region.of(chunk) for chunk in torch.empty(6, 6, 6).chunk(3, dim)]
+    for region, other in itertools.product(chunks, chunks):
+        assert region.overlaps(other) == (region is other)
 
 
 UNARY = [
@@ -263,11 +263,11 @@ def test_bits_are_those_of_the_functional_form(layout, dtype):
             if not (out_form(operator) or (index == 0 and in_place_form(operator))):
                 continue
             graph = fx.Graph()
-            inputs = [graph.placeholder(f"x{each}") for each in range(count)]
+            inputs = [graph.placeholder(f"x{index}") for index in range(count)]
             node = graph.call_function(operator, arrange(*inputs))
             graph.output(node)
             write_over(node, inputs[index])
-            written_to = [each.clone() for each in tensors]
+            written_to = [tensor.clone() for tensor in tensors]
             result = fx.GraphModule(nn.Module(), graph)(*written_to)
             assert result.data_ptr() == written_to[index].data_ptr(), node.target
             assert result.stride() == expected.stride()
@@ -281,7 +281,7 @@ def test_an_activation_in_place_needs_one_array():
     model = nn.Sequential(nn.Conv2d(3, 64, 1), nn.ReLU(inplace=True), nn.Conv2d(64, 3, 1)).eval()
     captured = capture(StepRequest(model, (torch.randn(1, 3, 32, 32),), Mode.INFERENCE))
     dataflow, report = front(captured)
-    large = [each for each in dataflow.problem.arrays if each.size_bytes == 64 * 32 * 32 * 4]
+    large = [array for array in dataflow.problem.arrays if array.size_bytes == 64 * 32 * 32 * 4]
     assert len(large) == 1
     assert report.restored == 1
 
@@ -293,5 +293,5 @@ def test_the_gradient_of_an_activation_takes_the_place_of_its_own():
     targets = [node.target for node in dataflow.operators]
     assert aten.threshold_backward.grad_input in targets
     assert aten.threshold_backward.default not in targets
-    planned = [each.size_bytes for each in dataflow.problem.arrays if each.kind is ArrayKind.PLANNED]
+    planned = [array.size_bytes for array in dataflow.problem.arrays if array.kind is ArrayKind.PLANNED]
     assert planned.count(2 * 16 * 6 * 6 * 4) == 2

@@ -9,7 +9,7 @@ from torch import fx, nn, optim
 from olla_fx.capture import Role, StepInput, TensorSpec
 from olla_fx.passes import in_place_form, propagate_fake_tensors, update_in_place
 from olla_solvers.problem import ArrayKind
-from tests.olla_fx.harness import same_bits
+from tests.olla_fx.comparisons import same_bits
 from tests.olla_fx.helpers import SmallNet, captured_training, front, images, mlp, vectors
 
 aten = torch.ops.aten
@@ -51,8 +51,8 @@ def test_a_large_parameter_has_no_temporary_but_its_gradient(name):
     captured = captured_training(model, vectors(1)[0], partial(make, **options))
     dataflow, _ = front(captured)
     large = model[2].weight.nbytes
-    planned = [each for each in dataflow.problem.arrays if each.kind is ArrayKind.PLANNED]
-    sized = [each.name for each in planned if each.size_bytes >= large]
+    planned = [array for array in dataflow.problem.arrays if array.kind is ArrayKind.PLANNED]
+    sized = [array.name for array in planned if array.size_bytes >= large]
     # Nesterov decays and looks ahead; AdamW makes its denominator in three steps, as eager does.
     assert len(sized) <= {"sgd": 1, "nesterov": 3, "adamw": 4}[name], sized
     assert not [name for name in sized if name.startswith(("addcdiv", "lerp", "addcmul"))]
@@ -88,7 +88,7 @@ class Update:
         self.other = self.graph.placeholder("g")
         generator = torch.Generator().manual_seed(3)
         real = torch.randn(4, 4, generator=generator), torch.randn(4, 4, generator=generator)
-        self.examples = tuple(each.to(dtype) for each in real)
+        self.examples = tuple(tensor.to(dtype) for tensor in real)
 
     def __call__(self, target, *arguments, **options):
         return self.graph.call_function(target, arguments, options)
@@ -99,19 +99,19 @@ class Update:
         self.graph.output(results)
         module = fx.GraphModule(nn.Module(), self.graph)
         expected = self._run(module)
-        inputs = [StepInput(Role.PARAMETER, name, TensorSpec.of(each))
-                  for name, each in zip("pg", self.examples, strict=True)]  # fmt: skip
+        inputs = [StepInput(Role.PARAMETER, name, TensorSpec.of(tensor))
+                  for name, tensor in zip("pg", self.examples, strict=True)]  # fmt: skip
         propagate_fake_tensors(module, inputs, torch.device("cpu"))
         report = update_in_place(self.graph)
         self.graph.eliminate_dead_code(lambda node: node.op != "call_function" or "_." in str(node.target))
         self.graph.lint()
         module.recompile()
-        for one, other in zip(expected, self._run(module), strict=True):
-            assert same_bits(one, other)
+        for left, right in zip(expected, self._run(module), strict=True):
+            assert same_bits(left, right)
         return report
 
     def _run(self, module):
-        arguments = [each.clone() for each in self.examples]
+        arguments = [tensor.clone() for tensor in self.examples]
         return [*module(*arguments), *arguments]
 
 
@@ -174,7 +174,7 @@ def test_a_view_of_itself_among_the_arguments_refuses():
 def test_itself_among_the_arguments_of_a_product_refuses(target):
     build = Update()
     if target is aten.baddbmm.default:
-        build.examples = tuple(each.reshape(1, 4, 4) for each in build.examples)
+        build.examples = tuple(tensor.reshape(1, 4, 4) for tensor in build.examples)
     value = build(target, build.parameter, build.parameter, build.other)
     assert build.finish(value).rewritten == ()
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 import olla_fx
-from tests.olla_fx.harness import OwnLoop, WholeStep, assert_same, assert_same_models, assert_served
+from tests.olla_fx.comparisons import assert_same, assert_same_models
+from tests.olla_fx.harness import OwnLoop, WholeStep, assert_served
 from tests.olla_fx.helpers import ADAMW, SmallNet, images, mlp, sgd, vectors
 
 

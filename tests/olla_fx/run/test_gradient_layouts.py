@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 from olla_fx.errors import BackwardError
-from tests.olla_fx.harness import OwnLoop, assert_close, assert_same, is_busy, plan_count, stats
+from tests.olla_fx.comparisons import assert_close, assert_same
+from tests.olla_fx.harness import OwnLoop, is_busy, plan_count, stats
 from tests.olla_fx.helpers import Written, mlp, vectors
 
 CHANNELS_LAST = torch.channels_last

@@ -6,7 +6,8 @@ from torch import nn
 
 import olla_fx
 from olla_fx import StepModeError
-from tests.olla_fx.harness import assert_same, check_inference, stats
+from tests.olla_fx.comparisons import assert_same
+from tests.olla_fx.harness import check_inference, stats
 from tests.olla_fx.helpers import mlp, vectors
 
 

@@ -9,7 +9,8 @@ from torch import nn
 
 import olla_fx
 from olla_fx import StepInputError
-from tests.olla_fx.harness import OwnLoop, WholeStep, assert_same, assert_same_gradients, stats
+from tests.olla_fx.comparisons import assert_same, assert_same_gradients
+from tests.olla_fx.harness import OwnLoop, WholeStep, stats
 from tests.olla_fx.helpers import mlp, sgd, vectors
 
 

@@ -13,11 +13,10 @@ import olla_fx
 from olla_fx import arena
 from olla_fx.arena import Buffer
 from olla_solvers.errors import OptionError
+from tests.olla_fx.comparisons import assert_same, assert_same_models
 from tests.olla_fx.harness import (
     OwnLoop,
     WholeStep,
-    assert_same,
-    assert_same_models,
     assert_served,
     assert_served_if_settled,
     plan_count,

@@ -15,32 +15,34 @@ import copy, warnings
 import torch
 import torch.nn.functional as F
 import olla_fx
-from tests.olla_fx.helpers import assert_same, assert_same_models, assert_same_optimizers, mlp, vectors
+from tests.olla_fx.comparisons import assert_same, assert_same_models, assert_same_optimizers
+from tests.olla_fx.harness import stats
+from tests.olla_fx.helpers import mlp, vectors
 
 torch.manual_seed(0)
-one = mlp()
-other = copy.deepcopy(one)
-optimizers = [torch.optim.AdamW(each.parameters()) for each in (one, other)]
-with warnings.catch_warnings(record=True) as said:
+eager = mlp()
+model = copy.deepcopy(eager)
+optimizers = [torch.optim.AdamW(half.parameters()) for half in (eager, model)]
+with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
     step = olla_fx.optimize(
-        other, vectors(1)[0], loss_fn=F.cross_entropy, optimizer=optimizers[1], solver="none"
+        model, vectors(1)[0], loss_fn=F.cross_entropy, optimizer=optimizers[1], solver="none"
     )
     for x, y in vectors(4):
         optimizers[0].zero_grad()
-        loss = F.cross_entropy(one(x), y)
+        loss = F.cross_entropy(eager(x), y)
         loss.backward()
         optimizers[0].step()
         step.poison()
         assert_same(loss.detach(), step(x, y), "loss")
-    second = olla_fx.optimize(other.eval(), x, solver="none")
-    second(x)
-assert_same_models(one, other)
+    inference = olla_fx.optimize(model.eval(), x, solver="none")
+    inference(x)
+assert_same_models(eager, model)
 assert_same_optimizers(*optimizers)
-assert stats(step).binding == "stock" and second.binding == "stock", stats(step).binding
+assert stats(step).binding == stats(inference).binding == "stock"
 assert stats(step).counts.served == 0
 assert "stock" in str(step.report())
-print(len([each for each in said if "allocator" in str(each.message)]))
+print(len([warning for warning in warned if "allocator" in str(warning.message)]))
 """
 
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 import olla_fx
-from tests.olla_fx.harness import WholeStep, assert_same, assert_served, check_inference, stats
+from tests.olla_fx.comparisons import assert_same
+from tests.olla_fx.harness import WholeStep, assert_served, check_inference, stats
 from tests.olla_fx.helpers import MOMENTUM, SmallNet, images, mlp, vectors
 
 

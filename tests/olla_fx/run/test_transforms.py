@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 import olla_fx
 from olla_fx import StepModeError
 from olla_fx.errors import BackwardError
-from tests.olla_fx.harness import OwnLoop, WholeStep, assert_same, assert_same_models, is_busy
+from tests.olla_fx.comparisons import assert_same, assert_same_models
+from tests.olla_fx.harness import OwnLoop, WholeStep, is_busy
 from tests.olla_fx.helpers import SmallNet, images, mlp, sgd, vectors
 
 

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn, optim
 
-from tests.olla_fx.harness import WholeStep, assert_same
+from tests.olla_fx.comparisons import assert_same
+from tests.olla_fx.harness import WholeStep
 from tests.olla_fx.helpers import ADAMW, MOMENTUM, SmallNet, Written, images, mlp, sgd, vectors
 
 

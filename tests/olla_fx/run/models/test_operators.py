@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.olla_fx.harness import WholeStep, assert_same, stats
+from tests.olla_fx.comparisons import assert_same
+from tests.olla_fx.harness import WholeStep, stats
 from tests.olla_fx.helpers import MOMENTUM, Written, mlp, vectors
 
 

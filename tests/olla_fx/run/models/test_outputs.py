@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import olla_fx
-from tests.olla_fx.harness import WholeStep, assert_same, assert_same_models, stats
+from tests.olla_fx.comparisons import assert_same, assert_same_models
+from tests.olla_fx.harness import WholeStep, stats
 from tests.olla_fx.helpers import MOMENTUM, Written, mlp, vectors
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from olla_fx import StepModeError
-from tests.olla_fx.harness import OwnLoop, assert_same, is_busy, stats
+from tests.olla_fx.comparisons import assert_same
+from tests.olla_fx.harness import OwnLoop, is_busy, stats
 from tests.olla_fx.helpers import SmallNet, images, mlp
 
 

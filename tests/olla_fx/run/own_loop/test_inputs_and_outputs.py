@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from olla_fx import StepInputError
-from tests.olla_fx.harness import OwnLoop, assert_same
+from tests.olla_fx.comparisons import assert_same
+from tests.olla_fx.harness import OwnLoop
 from tests.olla_fx.helpers import SmallNet, images, mlp, vectors
 from tests.olla_fx.run.own_loop.written import train_written, two_layers
 

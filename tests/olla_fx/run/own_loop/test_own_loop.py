@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 import olla_fx
-from tests.olla_fx.harness import OwnLoop, assert_same, assert_same_gradients, assert_served, phases, stats
+from tests.olla_fx.comparisons import assert_same, assert_same_gradients
+from tests.olla_fx.harness import OwnLoop, assert_served, phases, stats
 from tests.olla_fx.helpers import SmallNet, images, mlp, sgd, vectors
 from tests.olla_fx.run.own_loop.written import train_written
 

@@ -9,7 +9,8 @@ from torch import nn
 
 import olla_fx
 from olla_fx import CaptureError, StepInputError
-from tests.olla_fx.harness import WholeStep, assert_same, assert_same_models, assert_served, stats
+from tests.olla_fx.comparisons import assert_same, assert_same_models
+from tests.olla_fx.harness import WholeStep, assert_served, stats
 from tests.olla_fx.helpers import MOMENTUM, Written, mlp, sgd, vectors
 
 

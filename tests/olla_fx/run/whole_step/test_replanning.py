@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn, optim
 
-from tests.olla_fx.harness import WholeStep, assert_same_models, check_inference, stats
+from tests.olla_fx.comparisons import assert_same_models
+from tests.olla_fx.harness import WholeStep, check_inference, stats
 from tests.olla_fx.helpers import MOMENTUM, SmallNet, dampened, images, mlp, sgd, vectors
 
 

@@ -10,7 +10,8 @@ from torch import nn, optim
 
 import olla_fx
 from olla_fx import StepInputError, StepModeError, UnsupportedOptimizerError
-from tests.olla_fx.harness import WholeStep, assert_same, assert_served, assert_served_if_settled
+from tests.olla_fx.comparisons import assert_same
+from tests.olla_fx.harness import WholeStep, assert_served, assert_served_if_settled
 from tests.olla_fx.helpers import MOMENTUM, SmallNet, dampened, images, mlp, sgd, vectors
 
 
