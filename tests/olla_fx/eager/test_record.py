@@ -170,7 +170,7 @@ def _(x):
 
 
 def planned_with_scratch():
-    """Return a planned inference, and a function that calls it with scratch memory and compares with eager."""
+    """Return a planned inference, and a function that calls it with scratch memory, compared with eager."""
     model = Scratch().eval()
     growing.scratch = 1000
     step = olla_fx.optimize(model, torch.ones(4, 6))
