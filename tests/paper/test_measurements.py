@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable
 
 import pytest
 import torch
-from paper_figures import measure, traces
+from paper_figures import baselines, measure, traces
 from paper_figures.allocation import allocation_times
 
 from olla_fx.arena import AllocationEvent, EventKind
@@ -24,6 +26,27 @@ EVENTS = (
     AllocationEvent(FREE, 1, 200, True),
     AllocationEvent(ALLOC, 3, 70, False),
 )
+
+
+def test_on_a_gpu_memory_taken_before_the_step_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    baseline = types.SimpleNamespace(
+        max_allocated_bytes=300, max_reserved_bytes=500, fragmentation=0.2, allocator_settings=""
+    )
+    runs: list[int] = []
+
+    def measure(step: Callable[[], object], device: torch.device) -> types.SimpleNamespace:
+        assert runs == [1], "its first run chooses kernels and makes handles"
+        return baseline
+
+    module = types.SimpleNamespace(measure_cuda_baseline=measure)
+    monkeypatch.setitem(sys.modules, "olla_fx.eager.recorded_cuda", module)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    needed = baselines.measured(lambda: runs.append(1), "cuda")
+    # 100 of 500 bytes are wasted, which is 100 of the 400 that are this step's own.
+    assert (needed.live_bytes, needed.reserved_bytes, needed.fragmentation) == (200, 400, 0.25)
+    assert (needed.source, needed.allocator) == ("measured on the GPU", "default")
+    assert baselines.measured_on_cuda(lambda: None, 50).live_bytes == 250
 
 
 @pytest.mark.parametrize(("device", "calls_before"), [("cpu", 1), ("cuda", 2)])
@@ -86,9 +109,8 @@ def test_the_papers_models_have_their_shapes(model: str, shape: tuple[int, ...],
 
 
 def test_inception_resnets_stages_have_the_papers_sizes() -> None:
-    case = build_model(
-        make_job("inception_resnet.py:inception_resnet_v2").model_name, batch_size=2, device="meta"
-    )
+    name = make_job("inception_resnet.py:inception_resnet_v2").model_name
+    case = build_model(name, batch_size=2, device="meta")
     x, sizes = case.inputs[0], []
     for stage in case.model:
         x = stage(x)

@@ -9,6 +9,7 @@ from typing import Any
 
 import paper
 import pytest
+import torch
 from paper_figures.jobs import Job
 from paper_figures.runner import finished, run_all
 from processes import run_apart
@@ -89,6 +90,21 @@ def test_results_of_other_settings_do_not_count(tmp_path: Path) -> None:
     assert finished(make_job(), tmp_path) is None
 
 
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ("raise ValueError('no such model')", "ValueError: no such model"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "signal 9"),
+        ("import time; time.sleep(60)", "not done after"),
+        ("print('hello')", "no JSON"),
+        ("pass", "no JSON"),
+    ],
+)
+def test_no_process_ends_a_run(program: str, expected: str) -> None:
+    result = run_apart([sys.executable, "-c", program], time_limit=2 if "sleep" in program else 30)
+    assert expected in result["error"]
+
+
 def test_a_process_reports_and_has_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLA_UNWANTED", "y")
     program = (
@@ -119,6 +135,17 @@ def test_the_script_measures_one_model_although_another_fails(
     document = json.loads((output / "cpu/step/tiny_2.json").read_text(encoding="utf-8"))
     assert document["result"]["buffer_bytes"] == document["result"]["peak_bytes"]
     assert document["result"]["binding"] == "buffer"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
+def test_asking_for_a_missing_gpu_is_one_clear_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert paper.main(["--device", "cuda", "--output", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "CUDA" in line
+    assert "--device cuda" in line
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_solver_limit_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:

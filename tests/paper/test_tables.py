@@ -8,7 +8,7 @@ from typing import Any
 import paper
 import pytest
 from paper_figures import olla, others, plots
-from paper_figures.figure import averages, csv_text, markdown
+from paper_figures.figure import averages, csv_text, curves_csv, markdown
 from paper_figures.runner import rows_of, run_all
 
 from tests.paper.jobs import all_jobs, cells
@@ -52,10 +52,37 @@ def test_reordering_is_shown_beside_the_papers_averages() -> None:
     assert "Nothing here was measured on a GPU." in text
 
 
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("olla-8", ["7.9 (average, OLLA §5.4, Figure 8)", "26.1 (average"]),
+        ("olla-9", ["1.4 (median, ± 0.2, OLLA §5.5", "5.2 (longest but EfficientNet's"]),
+        ("olla-10", ["120 (EfficientNet", "300 (EfficientNet"]),
+        ("olla-11", ["5.7 (median, ± 0.6, OLLA §5.6"]),
+        ("olla-12", ["300 (GoogLeNet and EfficientNet"]),
+        ("olla-13", ["30.4 (average, OLLA §5.7", "36.1 (average, OLLA §5.7"]),
+        ("olla-14", ["300 (average: 5 minutes, OLLA §5.7"]),
+    ],
+)
+def test_figures_that_ollas_paper_reports_stand_in_its_table(key: str, expected: list[str]) -> None:
+    text = markdown(paper.ALL[key], [make_row(), make_row(group=32)], "cpu")
+    for phrase in expected:
+        assert phrase in text
+    assert "CPU run" in text
+
+
 def test_a_million_iterations_less_the_planning_once() -> None:
     (row,) = cells(csv_text(olla.SECONDS_SAVED, [make_row()], "cpu"))
     # 20 microseconds a step; capture, order and place, but not building the native allocator.
     assert float(row["saved_seconds"]) == pytest.approx(20 - 1.75)
+
+
+def test_anytime_curves_tell_the_time_of_the_first_and_the_best() -> None:
+    (row,) = cells(csv_text(olla.ORDERING_CURVE, [make_row()], "cpu"))
+    assert float(row["first_order_seconds"]) == 0.1
+    assert float(row["best_order_seconds"]) == 0.4
+    points = cells(curves_csv(olla.PLACEMENT_CURVE, [make_row()], "cpu"))
+    assert [float(point["fragmentation, %"]) for point in points] == [25.0, 0.0]
 
 
 def test_a_csv_has_a_row_a_model_and_a_failure_says_why() -> None:
@@ -67,9 +94,7 @@ def test_a_csv_has_a_row_a_model_and_a_failure_says_why() -> None:
     text = markdown(olla.TOTAL, rows, "cpu")
     assert "| vgg11 | 1 | - |" in text
     assert "Not measured: vgg11 1: ended by signal 9" in text
-    (average,) = [
-        average for average in averages(olla.TOTAL, rows) if average.column.name == "reduction_percent"
-    ]
+    (average,) = (a for a in averages(olla.TOTAL, rows) if a.column.name == "reduction_percent")
     assert (average.value, average.count) == (50.0, 1)
 
 
