@@ -59,7 +59,7 @@ def phases(step: PlannedModule) -> tuple[fx.GraphModule, ...]:
 def plan_count(step: PlannedModule) -> int:
     """Return the number of plans that a planned module keeps."""
     told = stats(step)
-    return told.cache_size if hasattr(told, "cache_size") else len(step._plans)
+    return told.cached_plans if hasattr(told, "cached_plans") else len(step._plans)
 
 
 def assert_served(step: PlannedModule, outputs: int | None = None, *, outside: int = 0) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from tests.olla_fx.comparisons import assert_same_models
+from tests.olla_fx.comparisons import assert_same, assert_same_models
 from tests.olla_fx.harness import WholeStep, check_inference, stats
 from tests.olla_fx.helpers import MOMENTUM, SmallNet, dampened, images, mlp, sgd, vectors
 
@@ -47,10 +47,16 @@ def test_load_state_dict_by_assignment():
 def test_load_state_dict_by_assignment_keeps_ties():
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
     model[2].weight = model[0].weight
-    pair = WholeStep(model, sgd, vectors(1)[0]).run(vectors(1))
+    step = WholeStep(model, sgd, vectors(1)[0]).run(vectors(1)).step
+    x, y = vectors(1)[0]
     model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
-    pair.run(vectors(2))
-    assert model[2].weight is model[0].weight
+    eager = copy.deepcopy(model)
+    optimizer = sgd(eager.parameters())
+    loss = F.cross_entropy(eager(x), y)
+    loss.backward()
+    optimizer.step()
+    assert_same(loss.detach(), step(x, y), "loss")
+    assert_same(eager[0].weight, model[0].weight, "weight")
 
 
 @pytest.mark.parametrize("through", ["model", "step"])
