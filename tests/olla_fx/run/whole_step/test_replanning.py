@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn, optim
 
 from tests.olla_fx.comparisons import assert_same, assert_same_models
