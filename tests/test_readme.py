@@ -1,4 +1,4 @@
-"""What the README and the documents show must run as it stands there."""
+"""Programs and commands of the README and the documents run as they stand there."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""The figures that the planner promises on real architectures, and the module's face."""
+"""The planner reaches the promised figures on real architectures."""
 
-import logging
 import warnings
 
 import pytest
 import torch
-from torch import nn
 
 import olla_fx
 from olla_fx import torch_compat
 from olla_fx.models import build_model
-from tests.olla_fx.helpers import Twins, mlp, sgd, vectors
+from tests.olla_fx.harness import stats
 
 MIB = 2**20
+
+
 WITHOUT_WORKSPACES = {
     "resnet18": 29.8,
     "alexnet": 144.2,
@@ -20,6 +20,8 @@ WITHOUT_WORKSPACES = {
     "mobilenet_v2": 75.6,
     "vit_b_16": 116.8,
 }
+
+
 WITH_WORKSPACES = [
     pytest.param("resnet18", 39.5),
     pytest.param("alexnet", 146.0),
@@ -63,63 +65,9 @@ def test_planned_peak_with_workspaces(name, most_mib):
     assert step.plan.buffer_bytes <= step.plan.peak_bytes * 1.05
     step.poison()
     step(*case.inputs)
-    assert step.counts.outside == 0
-    assert step.counts.outputs == 1
-    assert step.binding == "buffer"
-
-
-# The module's face
-
-
-def test_a_first_and_a_second_call():
-    twins = Twins(mlp(), sgd, vectors(1)[0])
-    assert twins.step.counts.served == 0
-    assert twins.step.outside_log == ()
-    twins.step.poison()
-    twins.run(vectors(1))
-    assert twins.step.counts.served > 0
-    twins.run(vectors(1))
-    assert twins.step.counts.served_bytes > 0
-    assert twins.step.counts.requests_on_worker_threads == 0
-
-
-def test_the_graph_module_in_force_is_readable():
-    twins = Twins(mlp(), sgd, vectors(1)[0])
-    twins.run(vectors(2))
-    assert "# t=0 " in twins.step.graph_module.code
-    assert "lives [" in twins.step.graph_module.code
-    twins.step.graph_module.graph.lint()
-
-
-def test_one_tensor_needs_no_tuple():
-    model = mlp().eval()
-    step = olla_fx.optimize(model, torch.ones(4, 6), mode="inference", solver="none")
-    with torch.no_grad():
-        assert torch.equal(model(torch.ones(4, 6)), step(torch.ones(4, 6)))
-
-
-def test_a_model_without_parameters():
-    step = olla_fx.optimize(nn.Softmax(1).eval(), torch.ones(4, 6), solver="none")
-    for _ in range(3):
-        assert torch.equal(step(torch.eye(4, 6)), torch.eye(4, 6).softmax(1))
-
-
-def test_a_model_that_does_nothing():
-    step = olla_fx.optimize(nn.Identity().eval(), torch.ones(4, 6), solver="none")
-    for _ in range(3):
-        assert torch.equal(step(torch.eye(4, 6)), torch.eye(4, 6))
-    assert step.plan.buffer_bytes == 0
-
-
-def test_planning_again_is_logged(caplog):
-    twins = Twins(mlp(), sgd, vectors(1)[0])
-    twins.run(vectors(1))
-    for model in (twins.eager, twins.planned):
-        model[0].bias.requires_grad_(False)
-    with caplog.at_level(logging.INFO, logger="olla_fx"):
-        twins.calls = 0
-        twins.run(vectors(2))
-    assert "0.bias was frozen or unfrozen" in caplog.text
+    assert stats(step).counts.outside == 0
+    assert stats(step).counts.outputs == 1
+    assert stats(step).binding == "buffer"
 
 
 def test_a_torch_newer_than_tested_is_reported(monkeypatch):

@@ -17,7 +17,8 @@ from olla_fx.emit.emit import emit
 from olla_fx.passes import propagate_fake_tensors, rewrite
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import ArrayKind
-from tests.olla_fx.helpers import SmallNet, captured_training, front, images, mlp, same_bits, vectors
+from tests.olla_fx.comparisons import same_bits
+from tests.olla_fx.helpers import SmallNet, captured_training, front, images, mlp, vectors
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -26,7 +27,8 @@ CPU = torch.device("cpu")
 def dataflow_of(graph, *examples):
     """The dataflow of a graph whose placeholders are like ``examples``."""
     module = fx.GraphModule(nn.Module(), graph)
-    inputs = [StepInput(Role.EXAMPLE, str(index), TensorSpec.of(each)) for index, each in enumerate(examples)]
+    specs = map(TensorSpec.of, examples)
+    inputs = [StepInput(Role.EXAMPLE, str(index), spec) for index, spec in enumerate(specs)]
     propagate_fake_tensors(module, inputs, CPU)
     return build_dataflow(module, CPU), inputs
 
@@ -62,8 +64,8 @@ def edges(dataflow):
 
 
 def consumers(dataflow, array):
-    found = next(each for each in dataflow.problem.arrays if each.name == array)
-    return [names(dataflow)[consumer] for consumer in found.consumers]
+    producer = next(candidate for candidate in dataflow.problem.arrays if candidate.name == array)
+    return [names(dataflow)[consumer] for consumer in producer.consumers]
 
 
 def test_views_are_no_operators_and_no_arrays():
@@ -88,7 +90,7 @@ def test_views_are_no_operators_and_no_arrays():
         (aten.contiguous.default, (), False),
     ],
 )
-def test_whether_a_view_copies_is_decided_by_storage(target, arguments, free):
+def test_a_view_that_copies_is_known_by_its_storage(target, arguments, free):
     """``reshape`` and ``contiguous`` of a transposed tensor copy; of a dense one they do not."""
     for transposed in (True, False):
         build = Written(torch.ones(4, 6))
@@ -144,7 +146,7 @@ def test_sizes_are_those_of_the_storage_rounded_up():
     dataflow = build.returning(build(aten.exp.default, build(aten.relu.default, build.inputs[0])))
     assert arrays(dataflow, ArrayKind.PLANNED) == {"relu": 64}
     assert dataflow.storage_bytes[1] == 36
-    assert [rounded(each, 64) for each in (0, 1, 64, 65)] == [0, 64, 64, 128]
+    assert [rounded(size_bytes, 64) for size_bytes in (0, 1, 64, 65)] == [0, 64, 64, 128]
 
 
 def test_a_write_waits_for_every_reader_through_any_view():
@@ -208,12 +210,12 @@ def test_every_operator_with_a_generator_is_known_to_draw():
 def test_numbers_read_from_a_tensor_wait_for_its_update():
     """Adam reads its step with ``.item()`` after adding to it."""
     dataflow, _ = front(captured_training(mlp(), vectors(1)[0], optim.Adam))
-    found = edges(dataflow)
+    all_edges = edges(dataflow)
     for name in names(dataflow):
         if name.startswith("_local_scalar_dense"):
-            node = next(each for each in dataflow.operators if each.name == name)
-            assert any(later == name for _, later in found), node.args
-            assert any(earlier == name for earlier, _ in found)
+            node = next(operator for operator in dataflow.operators if operator.name == name)
+            assert any(later == name for _, later in all_edges), node.args
+            assert any(earlier == name for earlier, _ in all_edges)
 
 
 def test_a_training_steps_problem_is_sound():
@@ -246,37 +248,37 @@ CHOICES = (
 
 def apply(build, choice, tensors, draw):
     """Add one node (or a few) to the graph; tensors are all 4 by 4 or views of such."""
-    one, other = tensors[draw % len(tensors)], tensors[(draw // 7) % len(tensors)]
+    tensor, other = tensors[draw % len(tensors)], tensors[(draw // 7) % len(tensors)]
     match choice:
         case "add" | "mul" | "sub":
-            return build(getattr(aten, choice).Tensor, one, other)
+            return build(getattr(aten, choice).Tensor, tensor, other)
         case "relu":
-            return build(aten.relu.default, one)
+            return build(aten.relu.default, tensor)
         case "t":
-            return build(aten.t.default, one)
+            return build(aten.t.default, tensor)
         case "view":
-            flat = build(aten.reshape.default, one, [16])
+            flat = build(aten.reshape.default, tensor, [16])
             return build(aten.view.default, flat, [4, 4])
         case "reshape":
-            return build(aten.reshape.default, build(aten.t.default, one), [4, 4])
+            return build(aten.reshape.default, build(aten.t.default, tensor), [4, 4])
         case "slice":
-            half = build(aten.slice.Tensor, one, 0, 0, 2)
+            half = build(aten.slice.Tensor, tensor, 0, 0, 2)
             return build(aten.cat.default, [half, build(aten.slice.Tensor, other, 0, 2, 4)])
         case "write":
-            return build(aten.add_.Tensor, one, build(aten.mul.Tensor, other, 0.5))
+            return build(aten.add_.Tensor, tensor, build(aten.mul.Tensor, other, 0.5))
         case "write_view":
-            build(aten.mul_.Tensor, build(aten.select.int, one, 0, draw % 4), 0.5)
-            return one
+            build(aten.mul_.Tensor, build(aten.select.int, tensor, 0, draw % 4), 0.5)
+            return tensor
         case "rand":
-            return build(aten.add.Tensor, one, build(aten.rand_like.default, one))
+            return build(aten.add.Tensor, tensor, build(aten.rand_like.default, tensor))
         case _:
-            return build(getitem, build(aten.topk.default, one, 4), 0)
+            return build(getitem, build(aten.topk.default, tensor, 4), 0)
 
 
 def shuffled(problem, seed):
     """A random order that respects every edge."""
     generator = random.Random(seed)
-    waiting = [len(each) for each in problem.predecessors]
+    waiting = [len(predecessors) for predecessors in problem.predecessors]
     ready = [index for index, missing in enumerate(waiting) if not missing]
     order = []
     while ready:
@@ -308,7 +310,7 @@ def test_any_order_of_the_problem_computes_the_same_bits(steps, seed):
 
     def run(module):
         torch.manual_seed(seed)
-        arguments = [each.clone() for each in examples]
+        arguments = [example.clone() for example in examples]
         with torch.no_grad():
             return [*module(*arguments), *arguments]
 
@@ -317,8 +319,8 @@ def test_any_order_of_the_problem_computes_the_same_bits(steps, seed):
         order = shuffled(dataflow.problem, seed + attempt)
         named = tuple(dataflow.problem.operators[index].name for index in order)
         (module,) = emit(dataflow, dataflow.problem, dataclasses.replace(plan, order=named), inputs)
-        for one, other in zip(expected, run(module), strict=True):
-            assert same_bits(one, other)
+        for left, right in zip(expected, run(module), strict=True):
+            assert same_bits(left, right)
 
 
 def test_numbers_on_another_device_take_no_memory_and_keep_their_order() -> None:

@@ -13,7 +13,9 @@ from torch.utils.checkpoint import checkpoint
 import olla_fx
 from olla_fx import dynamo
 from olla_solvers.errors import OptionError, SolverUnavailableError
-from tests.olla_fx.helpers import SmallNet, assert_same, assert_same_models, images, mlp, sgd, vectors
+from tests.olla_fx.comparisons import assert_same, assert_same_gradients
+from tests.olla_fx.harness import CompiledLoop, plan_count, stats
+from tests.olla_fx.helpers import SmallNet, images, mlp, vectors
 
 
 @pytest.fixture(autouse=True)
@@ -21,49 +23,6 @@ def _fresh():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-class Compiled:
-    """One model twice: in eager, and compiled by the backend."""
-
-    def __init__(self, model, options=None):
-        self.eager, self.model = copy.deepcopy(model), model
-        self.optimizers = [sgd(each.parameters()) for each in (self.eager, model)]
-        self.pieces = []
-        self.compiled = torch.compile(model, backend=self._backend, options=options)
-        self.calls = 0
-
-    def _backend(self, graph_module, example_inputs, **options):
-        piece = dynamo.backend(graph_module, example_inputs, **options)
-        self.pieces.append(piece)
-        return piece
-
-    def run(self, batches):
-        for x, y in batches:
-            losses = []
-            for module, optimizer in zip((self.eager, self.compiled), self.optimizers, strict=True):
-                torch.manual_seed(self.calls)
-                optimizer.zero_grad()
-                loss = F.cross_entropy(module(x), y)
-                for piece in self.pieces:
-                    assert piece.module is None or module is self.eager or not piece.module.stock_runs
-                loss.backward()
-                optimizer.step()
-                losses.append(loss.detach())
-            self.calls += 1
-            assert_same(*losses, f"loss of step {self.calls}")
-            for piece in self.pieces:
-                if piece.module is not None:
-                    piece.module.poison()
-        assert_same_models(self.eager, self.model)
-        return self
-
-    def assert_served(self, pieces):
-        assert len(self.pieces) == pieces
-        for piece in self.pieces:
-            assert piece.module.binding == "buffer"
-            assert piece.module.counts.served > 0
-            assert piece.module.counts.outside == 0, piece.module.outside_log
 
 
 class Broken(nn.Module):
@@ -80,8 +39,8 @@ class Broken(nn.Module):
 
 
 def test_the_entry_point_is_this_backend():
-    (found,) = metadata.entry_points(group="torch_dynamo_backends", name="olla_fx")
-    assert found.load() is dynamo.backend
+    (entry_point,) = metadata.entry_points(group="torch_dynamo_backends", name="olla_fx")
+    assert entry_point.load() is dynamo.backend
     assert "olla_fx" in torch._dynamo.list_backends()
 
 
@@ -95,35 +54,44 @@ def test_by_name():
         output = torch.compile(model, backend="olla_fx")(x)
     assert_same(expected, output.detach(), "answer")
     F.cross_entropy(output, y).backward()
-    assert all(each.grad is not None for each in model.parameters())
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(("model", "batches"), [(mlp, vectors), (SmallNet, images)])
 def test_twenty_steps(model, batches):
-    Compiled(model()).run(batches(20)).assert_served(1)
+    CompiledLoop(model()).run(batches(20)).assert_served(1)
 
 
 def test_graph_breaks():
-    compiled = Compiled(Broken()).run(images(20))
-    compiled.assert_served(2)
-    first, second = (piece.module._buffer._buffer for piece in compiled.pieces)
-    assert not first.contains(second.address)
+    """Both pieces hold activations at the same time: in one buffer they would spoil each other's."""
+    CompiledLoop(Broken()).run(images(20)).assert_served(2)
 
 
 def test_sizes_that_dynamo_leaves_open():
-    batches = [each for batch in (2, 3, 4, 2, 3) for each in images(4, batch=batch)]
-    compiled = Compiled(SmallNet(0.0)).run(batches)
+    batches = [batch for size in (2, 3, 4, 2, 3) for batch in images(4, batch=size)]
+    compiled = CompiledLoop(SmallNet(0.0)).run(batches)
     compiled.assert_served(2)  # Dynamo makes a second graph, for all further sizes
 
 
 def test_evaluation_and_options():
-    compiled = Compiled(SmallNet(), {"solver": "none"}).run(images(2))
-    for module in (compiled.eager, compiled.compiled):
-        module.eval()
+    compiled = CompiledLoop(SmallNet(), options={"solver": "none"}).run(images(2))
+    for called, _, _ in compiled.sides():
+        called.eval()
     for image, _ in images(3):
         with torch.no_grad():
-            assert_same(compiled.eager(image), compiled.compiled(image), "evaluation")
+            assert_same(compiled.eager(image), compiled.step(image), "evaluation")
     compiled.assert_served(2)
+
+
+def call_with_a_number(pair, batch):
+    x, y = batch
+
+    def loop(called, _):
+        answer = called(x, 1.5 + pair.calls % 2)
+        F.cross_entropy(answer, y).backward()
+        return answer.detach()
+
+    pair.run_loop(loop)
 
 
 def test_numbers_that_dynamo_leaves_open():
@@ -137,20 +105,11 @@ def test_numbers_that_dynamo_leaves_open():
         def forward(self, x, scale):
             return self.body(x) * scale
 
-    eager = Net()
-    model = copy.deepcopy(eager)
-    compiled = torch.compile(model, backend="olla_fx", dynamic=True)
+    pair = CompiledLoop(Net(), dynamic=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        for index, (x, y) in enumerate([*vectors(10), *vectors(10, batch=5)]):
-            answers = []
-            for module in (eager, compiled):
-                torch.manual_seed(index)
-                answers.append(module(x, 1.5 + index % 2))
-                F.cross_entropy(answers[-1], y).backward()
-            assert_same(*(each.detach() for each in answers), "answer")
-    for one, other in zip(eager.parameters(), model.parameters(), strict=True):
-        assert_same(one.grad, other.grad, "gradient")
+        for batch in (*vectors(10), *vectors(10, batch=5)):
+            call_with_a_number(pair, batch)
 
 
 def test_a_piece_that_cannot_be_captured_runs_as_it_is(capfd):
@@ -164,9 +123,9 @@ def test_a_piece_that_cannot_be_captured_runs_as_it_is(capfd):
 
     model = Inverse()
     x = torch.randn(6, 6)
-    compiled = Compiled(model)
+    compiled = CompiledLoop(model)
     with pytest.warns(RuntimeWarning, match="runs without a plan: .*_linalg_check_errors"):
-        output = compiled.compiled(x)
+        output = compiled.step(x)
     assert_same(model(x).detach(), output.detach(), "answer")
     output.sum().backward()
     assert model.body.weight.grad is not None
@@ -181,26 +140,18 @@ class Unplanned(nn.Module):
         self.body, self.drop = nn.Linear(6, 3), nn.Dropout(0.3)
 
     def forward(self, x, scale):
-        hidden = checkpoint(lambda each: self.drop(self.body(each)), x, use_reentrant=False)
+        hidden = checkpoint(lambda x: self.drop(self.body(x)), x, use_reentrant=False)
         total = hidden.sum(0, keepdim=True).expand(len(x), 3) / len(x)
         return total * scale + torch.arange(len(x)).float().mean()
 
 
 @pytest.mark.filterwarnings("ignore:a graph of .* operators runs without a plan")
 def test_a_piece_without_a_plan_has_its_sizes_and_numbers_at_every_call():
-    """What was compiled for the first batch answered later ones with its size."""
-    eager = Unplanned()
-    model = copy.deepcopy(eager)
-    compiled = torch.compile(model, backend=dynamo.backend, dynamic=True)
-    batches = [*vectors(3), *vectors(3, batch=7), *vectors(3, batch=3), *vectors(11)]
-    for index, (x, y) in enumerate(batches):
-        answers = []
-        for module in (eager, compiled):
-            torch.manual_seed(index)
-            answers.append(module(x, 1.5 + index % 2))
-            F.cross_entropy(answers[-1], y).backward()
-        assert_same(*(each.detach() for each in answers), f"answer {index}")
-    assert_same(eager.body.weight.grad, model.body.weight.grad, "gradient")
+    """A piece that was compiled for the first batch answered later ones with its size."""
+    pair = CompiledLoop(Unplanned(), dynamic=True)
+    for batch in (*vectors(3), *vectors(3, batch=7), *vectors(3, batch=3), *vectors(11)):
+        call_with_a_number(pair, batch)
+    assert not pair.planned_modules()
 
 
 def test_a_compiled_function_that_calls_backward():
@@ -216,39 +167,36 @@ def test_a_compiled_function_that_calls_backward():
     compiled = torch.compile(step, backend=dynamo.backend)
     for batch in vectors(20):
         assert_same(step(eager, *batch), compiled(model, *batch), "loss")
-    for one, other in zip(eager.parameters(), model.parameters(), strict=True):
-        assert_same(one.grad, other.grad, "gradient")
+    assert_same_gradients(eager, model)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.filterwarnings("ignore:a planned module is called within")
 def test_a_checkpoint_around_a_compiled_model(use_reentrant):
-    eager = SmallNet()
-    model = copy.deepcopy(eager)
-    compiled = torch.compile(model, backend=dynamo.backend)
-    for index, (x, y) in enumerate(images(20)):
-        for module in (eager, compiled):
-            torch.manual_seed(index)
+    pair = CompiledLoop(SmallNet())
+    for x, y in images(20):
+
+        def loop(called, _, x=x, y=y):
             inputs = x.clone().requires_grad_()
-            F.cross_entropy(checkpoint(module, inputs, use_reentrant=use_reentrant), y).backward()
-    assert_same_models(eager, model)
-    for one, other in zip(eager.parameters(), model.parameters(), strict=True):
-        assert_same(one.grad, other.grad, "gradient")
+            F.cross_entropy(checkpoint(called, inputs, use_reentrant=use_reentrant), y).backward()
+            return inputs.grad
+
+        pair.run_loop(loop)
 
 
 def test_inference_mode():
     model = SmallNet().eval()
-    compiled = Compiled(model)
+    compiled = CompiledLoop(model)
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("error", RuntimeWarning)
         for x, _ in images(3):
-            assert_same(model(x), compiled.compiled(x), "answer")
-    assert [each.module.binding for each in compiled.pieces] == ["buffer"]
-    assert all(each.module.replans == 0 and len(each.module._plans) == 1 for each in compiled.pieces)
+            assert_same(model(x), compiled.step(x), "answer")
+    (module,) = compiled.planned_modules()
+    assert (stats(module).binding, stats(module).replans, plan_count(module)) == ("buffer", 0, 1)
 
 
 def test_a_planned_module_in_a_compiled_model():
-    """What is compiled is the model itself, in one graph."""
+    """The model itself is compiled, in one graph."""
     eager = mlp()
     model = copy.deepcopy(eager)
     planned = olla_fx.optimize(model, vectors(1)[0][0], solver="none")
@@ -256,8 +204,7 @@ def test_a_planned_module_in_a_compiled_model():
     for x, y in vectors(3):
         for module in (eager, compiled):
             F.cross_entropy(module(x), y).backward()
-    for one, other in zip(eager.parameters(), model.parameters(), strict=True):
-        assert_same(one.grad, other.grad, "gradient")
+    assert_same_gradients(eager, model)
 
 
 def test_bad_options():

@@ -47,7 +47,7 @@ def loss_of(case: ModelCase) -> torch.Tensor:
 def test_models_build_on_the_meta_device_and_their_loss_is_a_scalar(name: str) -> None:
     case = build_model(name, batch_size=2, device="meta")
     tensors = [*case.model.parameters(), *case.model.buffers(), *case.inputs]
-    assert {each.device.type for each in tensors} == {"meta"}
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
     assert case.model.training
     assert loss_of(case).shape == ()
 
@@ -186,7 +186,7 @@ def test_optimizers_take_only_what_is_trained(name: str) -> None:
     model = torch.nn.Linear(2, 2)
     model.bias.requires_grad_(False)
     optimizer = optimizer_by_name(name, model.parameters(), lr=0.5)
-    assert [each["params"] for each in optimizer.param_groups] == [[model.weight]]
+    assert [group["params"] for group in optimizer.param_groups] == [[model.weight]]
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 

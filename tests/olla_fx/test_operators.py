@@ -35,6 +35,6 @@ def test_grouped_products(left, right, offsets, dtype):
     torch.testing.assert_close(own, real, rtol=0, atol=0)
     with torch_compat.new_fake_mode() as mode:
         fake = operators.grouped_mm(
-            *(each if each is None else mode.from_tensor(each) for each in (left, right, offsets))
+            *(tensor if tensor is None else mode.from_tensor(tensor) for tensor in (left, right, offsets))
         )
     assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)

@@ -1,4 +1,4 @@
-"""Plans under fake tensors: figures, files, pictures."""
+"""Plans under fake tensors: figures, files and plots."""
 
 import json
 import pickle
@@ -34,8 +34,9 @@ def test_figures_agree(plan):
     assert plan.total_bytes == plan.static_bytes + plan.output_bytes + plan.buffer_bytes
     assert plan.workspace_bytes == 0
     assert plan.output_bytes == 64
-    assert sorted(plan.order) == sorted(each.name for each in plan.problem.operators)
-    assert set(plan.offsets) == {each.name for each in plan.problem.arrays if each.kind is ArrayKind.PLANNED}
+    assert sorted(plan.order) == sorted(operator.name for operator in plan.problem.operators)
+    planned = {array.name for array in plan.problem.arrays if array.kind is ArrayKind.PLANNED}
+    assert set(plan.offsets) == planned
     assert all(offset % 64 == 0 for offset in plan.offsets.values())
     assert {"capture", "rewrite", "order", "place"} <= set(plan.timings)
     assert all(seconds >= 0 for seconds in plan.timings.values())
@@ -54,7 +55,7 @@ def test_static_arrays_are_parameters_buffers_state_and_inputs():
     model = mlp()
     plan = plan_of(model, vectors(1)[0])
     tensors = [*model.parameters(), *vectors(1)[0]]
-    assert plan.static_bytes == sum(-(-each.nbytes // 64) * 64 for each in tensors)
+    assert plan.static_bytes == sum(-(-tensor.nbytes // 64) * 64 for tensor in tensors)
 
 
 @pytest.mark.parametrize("make", [sgd, optim.AdamW])
@@ -180,7 +181,7 @@ def drop_offset(document):
 @pytest.mark.parametrize(
     "corrupt",
     [corrupt_order, corrupt_offsets, corrupt_buffer, corrupt_peak, drop_offset],
-    ids=lambda each: each.__name__,
+    ids=lambda function: function.__name__,
 )
 def test_plans_that_break_their_problem_are_refused(plan, corrupt, tmp_path):
     document = json.loads(json.dumps(plan.to_json()))
@@ -201,7 +202,7 @@ def test_missing_fields_are_refused(plan, field):
         Plan.from_json(document)
 
 
-# Pictures
+# Plots
 
 
 @pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])

@@ -1,6 +1,6 @@
 """Runs Python on a stand-in for a GPU: see README.md.
 
-python tests/stand_in_gpu/run.py -m pytest tests/olla_fx/gpu/test_routing.py
+python tests/stand_in_gpu/run.py -m pytest tests/olla_fx/gpu/test_*routing.py
 """
 
 import importlib.util

@@ -15,11 +15,11 @@ import torch
 from olla_fx import arena
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    found = [arena.available() for _ in range(3)]
+    availability = [arena.available() for _ in range(3)]
 for warning in caught:
     print("WARNING", warning.category.__name__, warning.message)
-print(found, arena.build_seconds() is not None, callable(arena.begin_operator_function()))
-if not found[0]:
+print(availability, arena.build_seconds() is not None, callable(arena.begin_operator_function()))
+if not availability[0]:
     arena.begin_operator_function()(3)
     with arena.interrupted():
         pass

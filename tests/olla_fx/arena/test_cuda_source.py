@@ -16,7 +16,7 @@ from olla_fx.arena.build import SOURCE_FOLDER
 from olla_fx.arena.cuda_headers import CudaHeadersError, headers_version, include_folders, library
 
 CUDA = torch.version.cuda or "13.0"
-"""What a torch without CUDA is taken to be built with: its headers are those of the builds with CUDA 13."""
+"""Taken for a torch that is built without CUDA: its headers are those of the builds with CUDA 13."""
 
 
 def toolkit(root: Path, version: int, *, missing: str = "") -> Path:

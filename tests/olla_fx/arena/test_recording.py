@@ -1,4 +1,4 @@
-"""What a recorded run says of the requests and their lifetimes."""
+"""A recorded run tells the requests and their lifetimes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def test_lifetimes_follow_requests_and_frees() -> None:
         del first
         arena.begin_operator(2)
     requests = arena.recording()
-    assert [(each.operator, each.ordinal, each.size_bytes) for each in requests] == [
+    assert [(request.operator, request.ordinal, request.size_bytes) for request in requests] == [
         (0, 0, 400),
         (1, 0, 40),
         (1, 1, 800),
     ]
-    assert [(each.allocated_at, each.freed_at, each.freed_in_operator) for each in requests] == [
+    assert [(request.allocated_at, request.freed_at, request.freed_in_operator) for request in requests] == [
         (0, 4, 1),
         (1, 2, 1),
         (3, None, None),
     ]
     assert requests[2].address == kept.data_ptr()
-    assert not any(each.served or each.freed_by_other_thread for each in requests)
+    assert not any(request.served or request.freed_by_other_thread for request in requests)
 
 
 def test_a_served_run_is_recorded_too() -> None:
@@ -55,8 +55,8 @@ def test_an_address_that_is_used_again_belongs_to_several_blocks() -> None:
             torch.empty(3000)
     requests = arena.recording()
     assert len(requests) == 100
-    assert len({each.address for each in requests}) < 100
-    assert all(each.freed_in_operator == each.operator for each in requests)
+    assert len({request.address for request in requests}) < 100
+    assert all(request.freed_in_operator == request.operator for request in requests)
 
 
 def test_blocks_from_before_the_run_are_ignored() -> None:
@@ -85,6 +85,6 @@ def test_convolution_scratch_is_recorded_with_its_free() -> None:
     with arena.region(record=True):
         arena.begin_operator(0)
         result = torch.conv2d(image, weight, padding=1)
-    alive = [each for each in arena.recording() if each.freed_at is None]
-    assert result.untyped_storage().data_ptr() in {each.address for each in alive}
+    alive = [request for request in arena.recording() if request.freed_at is None]
+    assert result.untyped_storage().data_ptr() in {request.address for request in alive}
     assert len(arena.recording()) > 1

@@ -18,6 +18,7 @@ from olla_fx.arena import (
     in_region,
     interrupted,
 )
+from tests.olla_fx.harness import is_busy
 
 
 def floats(count: int) -> torch.Tensor:
@@ -51,7 +52,7 @@ def test_a_request_that_does_not_fit_goes_to_the_stock_allocator_and_is_logged()
         surplus = floats(7)
         arena.begin_operator(5)
         unknown = floats(3)
-    assert [arena.buffer.contains(each.data_ptr()) for each in (larger, matching, surplus, unknown)] == [
+    assert [arena.buffer.contains(tensor.data_ptr()) for tensor in (larger, matching, surplus, unknown)] == [
         False,
         True,
         False,
@@ -197,14 +198,14 @@ def test_a_region_can_be_entered_once_at_a_time() -> None:
     arena, other = two_places(), two_places()
     with arena.region():
         assert arena.is_busy
-        assert other.is_busy
+        assert is_busy(other)
         with pytest.raises(ArenaBusyError, match="this buffer is already running a step"), arena.region():
             pass
         with pytest.raises(ArenaBusyError, match="another arena"), other.region():
             pass
         arena.begin_operator(0)
         assert arena.buffer.contains(floats(100).data_ptr())
-    assert not other.is_busy
+    assert not is_busy(other)
 
 
 def test_two_arenas_take_turns() -> None:

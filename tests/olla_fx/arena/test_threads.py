@@ -43,9 +43,9 @@ def test_other_threads_are_counted_apart_and_never_served() -> None:
     with arena.region(record=True):
         arena.begin_operator(0)
         run_on_another_thread(lambda: kept.extend(torch.empty(100) for _ in range(5)))
-        mine = torch.empty(100)
-    assert not any(arena.buffer.contains(each.data_ptr()) for each in kept)
-    assert arena.buffer.contains(mine.data_ptr())
+        tensor = torch.empty(100)
+    assert not any(arena.buffer.contains(other.data_ptr()) for other in kept)
+    assert arena.buffer.contains(tensor.data_ptr())
     counters = arena.counters()
     assert (counters.requests_on_worker_threads, counters.outside, counters.served) == (5, 0, 1)
     assert len(arena.recording()) == 1
@@ -128,9 +128,9 @@ def test_attention_backward_in_bf16_keeps_its_gradients(two_threads: None) -> No
         arena.buffer.poison()
         with arena.region():
             arena.begin_operator(0)
-            found = gradient()
-        assert torch.equal(found, expected)
-        del found  # what is alive keeps its place
+            given = gradient()
+        assert torch.equal(given, expected)
+        del given  # what is alive keeps its place
         assert arena.counters().served == len(recording)
         assert arena.counters().outside == 0
 
@@ -199,20 +199,20 @@ def test_events_cover_all_threads_and_ignore_older_blocks() -> None:
     old = torch.empty(1000)
     with record_events() as recording:
         del old
-        mine = torch.empty(100)
+        tensor = torch.empty(100)
         run_on_another_thread(allocate_and_free)
-        del mine
+        del tensor
         kept = torch.empty(25)
     with pytest.raises(ArenaBusyError), record_events(), record_events():
         pass
     sizes = {(event.kind.value, event.block): event.size_bytes for event in recording.events}
     ours = [event for event in recording.events if event.on_planning_thread]
-    theirs = [event for event in recording.events if not event.on_planning_thread]
+    others = [event for event in recording.events if not event.on_planning_thread]
     assert [(event.kind.value, event.size_bytes) for event in ours] == [
         ("alloc", 400),
         ("free", 400),
         ("alloc", 100),
     ]
-    assert [(event.kind.value, event.size_bytes) for event in theirs] == [("alloc", 200), ("free", 200)]
+    assert [(event.kind.value, event.size_bytes) for event in others] == [("alloc", 200), ("free", 200)]
     assert len(sizes) == 5
     assert kept.numel() == 25

@@ -1,4 +1,4 @@
-"""What a captured graph holds."""
+"""A captured graph holds every tensor by name, and nothing that a plan does not need."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.olla_fx.helpers import SmallNet, captured_training, images, mlp, vect
 
 
 def names(captured, role):
-    return [each.name for each in captured.inputs if each.role is role]
+    return [step_input.name for step_input in captured.inputs if step_input.role is role]
 
 
 def targets(captured):

@@ -1,4 +1,4 @@
-"""Gradient checkpointing in the model: recomputed in the plan, with forward's masks, at no more memory."""
+"""Gradient checkpoints in a model are recomputed in the plan, with forward's masks, at no more memory."""
 
 import pytest
 import torch
@@ -7,8 +7,23 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import olla_fx
-from tests.olla_fx.helpers import Twins, sgd
-from tests.olla_fx.run.test_own_loop import Loops
+from olla_fx import CaptureError
+from tests.olla_fx.capture.refusals import Changed, refused
+from tests.olla_fx.harness import OwnLoop, WholeStep
+from tests.olla_fx.helpers import mlp, sgd, vectors
+
+
+def test_reentrant_checkpoints_are_refused():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.body = nn.Linear(6, 6), mlp()
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.body, self.first(x), use_reentrant=True)
+
+    with pytest.raises(CaptureError, match="use_reentrant=False"):
+        olla_fx.optimize(Checkpointed(), vectors(1)[0][0])
 
 
 class Block(nn.Module):
@@ -53,15 +68,15 @@ def batches(count):
 @pytest.mark.parametrize("how", ["each", "sequential", "nested"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_twenty_steps(dropout, how):
-    twins = Twins(Blocks(dropout, how), sgd, batches(1)[0]).run(batches(20))
-    assert twins.step.plan.recomputed_operators > 0
-    assert "recomputed for checkpoints" in str(twins.step.report())
+    pair = WholeStep(Blocks(dropout, how), sgd, batches(1)[0]).run(batches(20))
+    assert pair.step.plan.recomputed_operators > 0
+    assert "recomputed for checkpoints" in str(pair.step.report())
 
 
 def test_an_own_loop():
-    loops = Loops(Blocks(0.3), batches(1)[0][0]).run(batches(20))
-    loops.assert_served()
-    assert loops.planned.plan.recomputed_operators > 0
+    pair = OwnLoop(Blocks(0.3), batches(1)[0][0]).run(batches(20))
+    pair.assert_served()
+    assert pair.step.plan.recomputed_operators > 0
 
 
 def planned(model):
@@ -80,3 +95,9 @@ def test_no_more_memory_than_eager_with_checkpoints(how, dropout):
     assert (
         olla_fx.Plan.from_json(recomputed.to_json()).recomputed_operators == recomputed.recomputed_operators
     )
+
+
+def test_reentrant_checkpointing():
+    model = Changed(lambda self, x: checkpoint(self.body, x, use_reentrant=True), head=nn.Linear(3, 3))
+    model.habit = lambda self, x: self.head(checkpoint(self.body, x.requires_grad_(), use_reentrant=True))
+    refused(model, r"loses the gradient of body\.0\.bias .*use_reentrant=False")

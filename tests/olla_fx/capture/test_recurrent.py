@@ -9,7 +9,8 @@ from torch import nn, optim
 
 from olla_fx import operators
 from olla_fx.capture import Mode, StepRequest, capture
-from tests.olla_fx.helpers import Twins, captured_training, front
+from tests.olla_fx.harness import WholeStep
+from tests.olla_fx.helpers import captured_training, front
 
 aten = torch.ops.aten
 MOMENTUM = partial(optim.SGD, lr=0.05, momentum=0.9)
@@ -56,7 +57,7 @@ def test_training(make, shape):
     model = Recurrent(make())
     with torch.no_grad():
         example = torch.randn(shape), torch.randn_like(model(torch.zeros(shape)))
-    Twins(model, MOMENTUM, example, F.mse_loss).run([example] * 3)
+    WholeStep(model, MOMENTUM, example, F.mse_loss).run([example] * 3)
 
 
 def test_weight_decay_on_both_biases_of_an_lstm():
@@ -65,7 +66,7 @@ def test_weight_decay_on_both_biases_of_an_lstm():
     nn.init.normal_(model.cell.bias_hh_l0)
     example = torch.randn(3, 4, 8), torch.randn(3, 4, 8)
     decayed = partial(optim.SGD, lr=0.05, weight_decay=0.1)
-    Twins(model, decayed, example, F.mse_loss).run([example] * 3)
+    WholeStep(model, decayed, example, F.mse_loss).run([example] * 3)
 
 
 def test_a_frozen_lstm_in_a_training_step():
@@ -123,7 +124,7 @@ def test_slices_that_are_overwritten(read):
     model = Sliced(read)
     example = torch.randn(5, 6), torch.randn(5, 6)
     loss_fn = lambda out, _: (out * out).mean()  # noqa: E731
-    Twins(model, MOMENTUM, example, loss_fn).run([example] * 3)
+    WholeStep(model, MOMENTUM, example, loss_fn).run([example] * 3)
 
 
 def test_strides_after_a_slice_is_overwritten():

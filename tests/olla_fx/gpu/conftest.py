@@ -35,3 +35,9 @@ def deterministic() -> Iterator[None]:
 @pytest.fixture
 def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture
+def without_cudnn() -> Iterator[None]:
+    with torch.backends.cudnn.flags(enabled=False):
+        yield

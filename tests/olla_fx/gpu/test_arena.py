@@ -174,7 +174,7 @@ def test_events_of_the_host_are_still_recorded(device):
     with record_events() as recording:
         torch.empty(100)
         floats(100, device)
-    assert [each.size_bytes for each in recording.events if each.size_bytes == 400]
+    assert [event.size_bytes for event in recording.events if event.size_bytes == 400]
 
 
 def test_a_graph_is_captured_of_a_buffer_that_a_side_stream_has_worked_on(device):
@@ -199,4 +199,4 @@ def test_an_empty_buffer_belongs_to_the_device_it_was_asked_for(device):
         arena.begin_operator(0)
         floats(100, device)
         kept = floats(200, other)
-    assert [each.address for each in arena.recording()] == [kept.data_ptr()]
+    assert [request.address for request in arena.recording()] == [kept.data_ptr()]

@@ -1,4 +1,4 @@
-"""Which requests of planned steps are served on CUDA, whatever their kernels compute.
+"""Planned steps on CUDA are served from the buffer, whatever their kernels compute.
 
 These tests compare no values, so that they also run on the stand-in for a GPU (``tests/stand_in_gpu``), where
 convolutions take kernels of PyTorch's own, for want of cuDNN.
@@ -16,9 +16,11 @@ import olla_fx
 from olla_fx.capture import Mode, StepRequest, capture
 from olla_fx.errors import CaptureError
 from olla_fx.models import build_model
-from tests.olla_fx.helpers import SmallNet, assert_served, skip_without
+from tests.olla_fx.gpu.steps import SGD, batch_on, whole_step
+from tests.olla_fx.harness import assert_served, assert_served_if_settled, is_busy, stats
+from tests.olla_fx.helpers import SmallNet, skip_without
 
-SGD = partial(optim.SGD, lr=0.1, momentum=0.9, foreach=False)
+pytestmark = pytest.mark.usefixtures("without_cudnn")
 MODELS = (
     "torchvision:resnet18",
     "torchvision:mobilenet_v2",
@@ -32,32 +34,12 @@ MODELS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def without_cudnn():
-    with torch.backends.cudnn.flags(enabled=False):
-        yield
-
-
-def batch_on(device):
-    return torch.zeros(4, 3, 16, 16, device=device), torch.zeros(4, dtype=torch.long, device=device)
-
-
 def blocks_of(size_bytes):
-    """How many blocks of a size are in use."""
+    """Return the number of blocks of a size that are in use."""
     blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]]
     return sum(
         block["state"] == "active_allocated" and block["requested_size"] == size_bytes for block in blocks
     )
-
-
-def whole_step(device, make_optimizer=SGD, **options):
-    model = SmallNet().to(device)
-    batch = batch_on(device)
-    optimizer = make_optimizer(model.parameters())
-    step = olla_fx.optimize(
-        model, batch, loss_fn=F.cross_entropy, optimizer=optimizer, solver="none", **options
-    )
-    return step, batch, optimizer
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -66,14 +48,14 @@ def test_models_are_served_but_for_the_loss(device, name):
         skip_without(name.split(":")[0])
     size = {"torchvision:vit_b_16": 224}.get(name, 64) if name.startswith("torchvision") else None
     case = build_model(name, batch_size=2, image_size=size, tokens=8)
-    batch = tuple(each.to(device) for each in case.inputs)
+    batch = tuple(tensor.to(device) for tensor in case.inputs)
     model = case.model.to(device)
     step = olla_fx.optimize(
         model, batch, loss_fn=case.loss_fn, optimizer=SGD(model.parameters()), solver="none"
     )
-    for calls in range(1, 5):
+    for _ in range(4):
         step(*batch)
-        assert_served(step, calls, 1)
+        assert_served_if_settled(step, 1)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +71,9 @@ def test_models_are_served_but_for_the_loss(device, name):
 )
 def test_optimizers_keep_their_numbers_out_of_the_buffer(device, make_optimizer):
     step, batch, _ = whole_step(device, make_optimizer)
-    for calls in range(1, 5):
+    for _ in range(4):
         step(*batch)
-        assert_served(step, calls, 1)
+        assert_served_if_settled(step, 1)
 
 
 def test_a_settled_step_takes_its_loss_and_nothing_else(device):
@@ -117,7 +99,7 @@ def test_plans_for_other_shapes_share_one_buffer(device):
     larger = step.plan.buffer_bytes
     for _ in range(4):
         step(x[:2], y[:2])
-    assert step.counts.outside == 0
+    assert stats(step).counts.outside == 0
     assert step.plan.buffer_bytes < larger
     gc.collect()
     settled = torch.cuda.memory_allocated(device)
@@ -136,8 +118,8 @@ def test_a_switch_of_streams_disturbs_no_plan(device):
     for stream in (torch.cuda.Stream(device), torch.cuda.current_stream(device)):
         with torch.cuda.stream(stream):
             step(*batch)
-        assert step.counts.outside == 0
-    assert step.replans == 0
+        assert stats(step).counts.outside == 0
+    assert stats(step).replans == 0
 
 
 def test_the_callers_own_loop_is_served_but_for_outputs_and_gradients(device):
@@ -146,12 +128,10 @@ def test_the_callers_own_loop_is_served_but_for_outputs_and_gradients(device):
     module = olla_fx.optimize(model, x, solver="none")
     for _ in range(4):
         F.cross_entropy(module(x), y).backward()
-    trained = [each for each in model.parameters() if each.grad is not None]
-    assert module.binding == "buffer"
-    assert module.counts.served > 0
-    assert module.counts.outside == 0, module.outside_log
-    assert module.counts.outputs >= len(trained) + 1
-    assert not module.is_busy
+    trained = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    assert_served(module)
+    assert stats(module).counts.outputs >= len(trained) + 1
+    assert not is_busy(module)
 
 
 def test_a_model_that_moves_to_the_gpu_takes_its_buffer_along(device):
@@ -164,170 +144,16 @@ def test_a_model_that_moves_to_the_gpu_takes_its_buffer_along(device):
     for _ in range(3):
         answer = module(x.to(device))
     assert answer.is_cuda
-    assert module.binding == "buffer"
-    assert module.counts.served > 0
-    assert module.counts.outside == 0, module.outside_log
-
-
-@pytest.mark.parametrize("capturable", [False, True], ids=["SGD", "Adam with a tensor"])
-def test_a_settled_step_is_captured_once_and_replayed(device, capturable):
-    make = partial(optim.Adam, lr=1e-3, foreach=False, capturable=True) if capturable else SGD
-    step, batch, optimizer = whole_step(device, make)
-    if capturable:
-        optimizer.param_groups[0]["lr"] = torch.full((), 1e-3).to(device)
-        step = olla_fx.optimize(
-            step._model, batch, loss_fn=F.cross_entropy, optimizer=optimizer, solver="none", cuda_graph=True
-        )
-    else:
-        step, batch, optimizer = whole_step(device, make, cuda_graph=True)
-    losses = [step(*batch) for _ in range(8)]
-    assert step.graphed is not None
-    assert (step.graphed.captures, step.graphed.fallback) == (1, None)
-    assert step.graphed.replays == 5
-    assert len({loss.data_ptr() for loss in losses}) == len(losses)
-    optimizer.param_groups[0]["weight_decay"] = 0.5
-    for _ in range(5):
-        step(*batch)
-    assert step.replans == 1
-
-
-def test_a_learning_rate_that_never_rests_ends_the_graphs(device):
-    step, batch, optimizer = whole_step(device, cuda_graph=True)
-    for _ in range(4):
-        step(*batch)
-    for index in range(7):
-        optimizer.param_groups[0]["lr"] = 0.1 / (index + 2)
-        step(*batch)
-    optimizer.param_groups[0]["lr"] = 1.0
-    with pytest.warns(RuntimeWarning, match="steps run without a CUDA graph: 8 graphs were captured"):
-        step(*batch)
-    step(*batch)
-    assert step.graphed.captures == 8
-    assert step.counts.outside == 0
-
-
-def test_a_parameter_that_moved_is_captured_anew(device):
-    step, batch, _ = whole_step(device, cuda_graph=True)
-    for _ in range(5):
-        step(*batch)
-    moved = {name: each.clone() for name, each in step.state_dict().items()}
-    step.load_state_dict(moved, assign=True)
-    for _ in range(3):
-        step(*batch)
-    assert step.graphed.captures == 2
-    assert step.graphed.fallback is None
-
-
-def test_a_model_that_reads_a_number_back_runs_without_a_graph(device):
-    class Writes(nn.Module):
-        """Changes its input, which in a graph would be the graph's own."""
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.add_(1.0) * 2
-
-    module = olla_fx.optimize(Writes().eval(), torch.zeros(3, device=device), cuda_graph=True, solver="none")
-    for _ in range(5):
-        module(torch.zeros(3, device=device))
-    assert module.graphed.captures == 0
-    assert "writes to its input" in module.graphed.fallback
-
-
-@torch.library.custom_op("olla_fx_tests::waiting", mutates_args=())
-def waiting(tensor: torch.Tensor) -> torch.Tensor:
-    if torch.cuda.is_current_stream_capturing():
-        torch.cuda.current_stream().synchronize()
-    return tensor.clone()
-
-
-@waiting.register_fake
-def _(tensor):
-    return torch.empty_like(tensor)
-
-
-waiting.register_autograd(lambda ctx, gradient: gradient)
-
-
-class Waits(nn.Module):
-    """Waits for the GPU in the middle of its forward, which no graph can hold, and draws random numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(F.dropout(waiting(self.first(x).relu())))
-
-
-def test_a_capture_that_fails_leaves_everything_as_it_was(device):
-    model = Waits().to(device)
-    batch = torch.zeros(4, 8, device=device), torch.zeros(4, dtype=torch.long, device=device)
-    step = olla_fx.optimize(
-        model,
-        batch,
-        loss_fn=F.cross_entropy,
-        optimizer=SGD(model.parameters()),
-        solver="none",
-        cuda_graph=True,
-    )
-    stream = torch.cuda.current_stream(device)
-    for _ in range(3):
-        step(*batch)
-    with pytest.warns(RuntimeWarning, match="without a CUDA graph: capturing failed: CUDA error"):
-        step(*batch)
-    assert torch.cuda.current_stream(device) == stream
-    step(*batch)
-    assert step.counts.outside == 0
-    assert step.graphed.captures == 0
-    # The generator draws, the allocator frees, and the next graph is captured.
-    F.dropout(batch[0])
-    torch.cuda.empty_cache()
-    other, batch, _ = whole_step(device, cuda_graph=True)
-    for _ in range(5):
-        other(*batch)
-    assert (other.graphed.captures, other.graphed.fallback) == (1, None)
-
-
-def test_a_graph_of_the_callers_own_keeps_off_the_buffer(device):
-    x = torch.zeros(2, 3, 16, 16, device=device)
-    module = olla_fx.optimize(SmallNet().to(device).eval(), x, solver="none", cuda_graph=True)
-    for _ in range(5):
-        module(x)
-    replays, served = module.graphed.replays, module.counts
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        module(x)
-    assert (module.graphed.replays, module.counts) == (replays, served)
-    module(x)
-    assert (module.graphed.replays, module.graphed.captures) == (replays + 1, 1)
-
-
-def test_a_graph_serves_calls_with_and_without_inference_mode(device):
-    x = torch.zeros(2, 3, 16, 16, device=device)
-    module = olla_fx.optimize(SmallNet().to(device).eval(), x, solver="none", cuda_graph=True)
-    for _ in range(5):
-        with torch.inference_mode():
-            module(x)
-        module(x)
-        assert not module(x.clone().requires_grad_()).requires_grad
-    assert (module.graphed.captures, module.graphed.fallback) == (1, None)
-
-
-def test_a_learning_rate_on_the_host_is_no_part_of_a_graph(device):
-    make = partial(optim.Adam, lr=torch.tensor(1e-3), foreach=False, capturable=True)
-    step, batch, _ = whole_step(device, make, cuda_graph=True)
-    for _ in range(5):
-        step(*batch)
-    assert "lr is on the cpu, and a graph would hold on to its value" in step.graphed.fallback
-    assert step.counts.outside == 0
+    assert_served(module)
 
 
 @pytest.mark.parametrize("kind", [optim.Adam, optim.AdamW])
 def test_a_fused_optimizer_counts_its_steps_where_its_kernel_does(device, kind):
     with pytest.warns(UserWarning, match="captured as its single-tensor form"):
         step, batch, optimizer = whole_step(device, partial(kind, lr=1e-3, fused=True))
-    for calls in range(1, 5):
+    for _ in range(4):
         step(*batch)
-        assert_served(step, calls, 1)
+        assert_served_if_settled(step, 1)
     assert {state["step"].device for state in optimizer.state.values()} == {device}
     assert optimizer.param_groups[0]["capturable"] is False
     rate = torch.zeros((), device=device)
@@ -336,7 +162,7 @@ def test_a_fused_optimizer_counts_its_steps_where_its_kernel_does(device, kind):
         step(*batch)
     rate.fill_(1e-3)
     step(*batch)
-    assert (step.replans, step.counts.outside) == (1, 0)
+    assert (stats(step).replans, stats(step).counts.outside) == (1, 0)
 
 
 class Elsewhere(nn.Module):
@@ -358,8 +184,8 @@ def test_a_second_device_in_a_step_is_left_to_the_stock_allocator(device):
     module = olla_fx.optimize(Elsewhere(other).to(device).eval(), x, solver="none")
     for _ in range(4):
         module(x)
-    assert module.binding == "buffer"
-    assert (module.counts.served, module.counts.outside) == (2, 0)
+    assert stats(module).binding == "buffer"
+    assert (stats(module).counts.served, stats(module).counts.outside) == (2, 0)
 
 
 def test_a_step_on_another_device_than_the_present_one_is_served(device):
@@ -371,7 +197,11 @@ def test_a_step_on_another_device_than_the_present_one_is_served(device):
         step.poison()
     assert loss.device != device
     assert torch.cuda.current_device() == device.index
-    assert (step.counts.outside, step.graphed.captures, step.graphed.fallback) == (0, 1, None)
+    assert (stats(step).counts.outside, stats(step).graphed.captures, stats(step).graphed.fallback) == (
+        0,
+        1,
+        None,
+    )
 
 
 @pytest.mark.parametrize("mode", [Mode.INFERENCE, Mode.AUTOGRAD])
@@ -401,9 +231,9 @@ def test_recurrent_layers_are_planned_without_cudnn_and_refused_with_it(device):
     batch = torch.zeros(4, 6, 8, device=device), torch.zeros(4, dtype=torch.long, device=device)
     options = {"loss_fn": F.cross_entropy, "optimizer": SGD(model.parameters()), "solver": "none"}
     step = olla_fx.optimize(model, batch, **options)
-    for calls in range(1, 5):
+    for _ in range(4):
         step(*batch)
-        assert_served(step, calls, 1)
+        assert_served_if_settled(step, 1)
     with (
         torch.backends.cudnn.flags(enabled=True),
         pytest.raises(CaptureError, match=r"layers is a recurrent layer.*cudnn.flags\(enabled=False\)"),

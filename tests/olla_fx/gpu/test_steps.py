@@ -12,15 +12,16 @@ from torch.optim import lr_scheduler
 import olla_fx
 from olla_fx.errors import BufferMemoryError, CaptureError, UnsupportedOptimizerError
 from olla_fx.models import build_model
-from tests.olla_fx.helpers import (
-    SmallNet,
-    Twins,
-    assert_same,
-    assert_same_models,
+from tests.olla_fx.comparisons import assert_same
+from tests.olla_fx.harness import (
+    OwnLoop,
+    WholeStep,
     assert_served,
+    assert_served_if_settled,
     check_inference,
-    skip_without,
+    stats,
 )
+from tests.olla_fx.helpers import SmallNet, skip_without
 
 MOMENTUM = partial(optim.SGD, lr=0.05, momentum=0.9, foreach=False)
 MODELS = (
@@ -54,11 +55,11 @@ def images(device, count, batch=4, size=16, classes=5):
 )
 def test_twenty_steps_equal_eager(device, make_optimizer):
     batches = images(device, 20)
-    twins = Twins(
+    pair = WholeStep(
         SmallNet().to(device), make_optimizer, batches[0], scheduler=partial(lr_scheduler.StepLR, step_size=5)
     )
-    twins.run(batches)
-    assert twins.step.replans == 0
+    pair.run(batches)
+    assert stats(pair.step).replans == 0
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -68,9 +69,9 @@ def test_models_of_torchvision_train_as_in_eager(device, name):
         # Attention's backward repeats itself in the strict mode alone, which refuses the others' pooling.
         torch.use_deterministic_algorithms(True)
     case = build_model(f"torchvision:{name}", batch_size=2, image_size=IMAGE_SIZES.get(name, 64))
-    batch = tuple(each.to(device) for each in case.inputs)
-    twins = Twins(case.model.to(device), partial(optim.SGD, lr=0.01, foreach=False), batch, case.loss_fn)
-    twins.run([batch] * 4)
+    batch = tuple(tensor.to(device) for tensor in case.inputs)
+    pair = WholeStep(case.model.to(device), partial(optim.SGD, lr=0.01, foreach=False), batch, case.loss_fn)
+    pair.run([batch] * 4)
 
 
 def test_attention_trains_as_in_eager(device):
@@ -85,7 +86,7 @@ def test_attention_trains_as_in_eager(device):
         )
         for _ in range(6)
     ]
-    Twins(model, MOMENTUM, batches[0]).run(batches)
+    WholeStep(model, MOMENTUM, batches[0]).run(batches)
 
 
 def test_bfloat16_autocast_equals_eager(device):
@@ -96,21 +97,21 @@ def test_bfloat16_autocast_equals_eager(device):
     batches = images(device, 8)
     autocast = partial(torch.autocast, device.type, dtype=torch.bfloat16)
     with autocast():
-        twins = Twins(SmallNet().to(device), MOMENTUM, batches[0])
+        pair = WholeStep(SmallNet().to(device), MOMENTUM, batches[0])
     for index, (x, y) in enumerate(batches):
-        twins.step.poison()
-        twins.optimizers[0].zero_grad()
+        pair.step.poison()
+        pair.optimizers[0].zero_grad()
         torch.manual_seed(index)
         with autocast():
-            loss = F.cross_entropy(twins.eager(x), y)
+            loss = F.cross_entropy(pair.eager(x), y)
         loss.backward()
-        twins.optimizers[0].step()
+        pair.optimizers[0].step()
         torch.manual_seed(index)
         with autocast():
-            given = twins.step(x, y)
+            given = pair.step(x, y)
         assert_same(loss.detach(), given, f"loss of step {index}")
-        assert_served(twins.step, index + 1, 1)
-    twins.compare()
+        assert_served_if_settled(pair.step, 1)
+    pair.compare()
 
 
 def test_inference_equals_eager(device):
@@ -121,36 +122,15 @@ def test_a_frozen_batch_norm_trains_as_in_eager(device):
     model = SmallNet().to(device)
     model.norm.eval()
     batches = images(device, 6)
-    Twins(model, MOMENTUM, batches[0]).run(batches)
+    WholeStep(model, MOMENTUM, batches[0]).run(batches)
 
 
 def test_the_callers_own_loop_equals_eager(device):
-    torch.manual_seed(0)
-    eager = SmallNet().to(device)
-    planned = SmallNet().to(device)
-    planned.load_state_dict(eager.state_dict())
-    optimizers = [MOMENTUM(each.parameters()) for each in (eager, planned)]
     batches = images(device, 8)
-    module = olla_fx.optimize(planned, batches[0][0], solver="none")
-    for index, (x, y) in enumerate(batches):
-        losses = []
-        for model, optimizer in zip((eager, module), optimizers, strict=True):
-            torch.manual_seed(index)
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
-        assert_same(*losses, f"loss of step {index}")
-        module.poison()
-    assert_same_models(eager, planned)
-    assert module.binding == "buffer"
-    assert module.counts.served > 0
-    assert module.counts.outside == 0, module.outside_log
+    OwnLoop(SmallNet().to(device), batches[0][0], MOMENTUM).run(batches).assert_served()
 
 
-def test_the_measured_peak_is_what_was_planned(device):
-    torch.manual_seed(0)
+def test_the_measured_peak_is_the_planned_one(device):
     model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256), nn.ReLU(), nn.Linear(256, 5))
     model = model.to(device)
     optimizer = MOMENTUM(model.parameters())
@@ -159,7 +139,7 @@ def test_the_measured_peak_is_what_was_planned(device):
     for _ in range(4):
         step(x, y)
     gc.collect()
-    assert_served(step, 4, 1)
+    assert_served(step, 1)
     settled = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     loss = step(x, y)
@@ -177,21 +157,20 @@ def test_cudnn_benchmark_mode_is_recorded_after_its_trials(device):
         # Each thread tries for itself and may choose otherwise; eager's backward has one of its own.
         torch.autograd.set_multithreading_enabled(False),
     ):
-        twins = Twins(SmallNet().to(device), MOMENTUM, batches[0]).run(batches)
-    assert twins.step.counts.outside == 0
+        pair = WholeStep(SmallNet().to(device), MOMENTUM, batches[0]).run(batches)
+    assert stats(pair.step).counts.outside == 0
 
 
 def test_a_switch_of_benchmark_mode_plans_again(device):
     batches = images(device, 8)
-    twins = Twins(SmallNet().to(device), MOMENTUM, batches[0])
+    pair = WholeStep(SmallNet().to(device), MOMENTUM, batches[0])
     for batch in batches[:4]:
-        twins.train(batch)
+        pair.train(batch)
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=True, allow_tf32=False):
-        twins.calls = 0
         for batch in batches[4:]:
-            twins.train(batch)
-    assert twins.step.replans == 1
-    twins.compare()
+            pair.train(batch)
+    assert stats(pair.step).replans == 1
+    pair.compare()
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "inference"])
@@ -203,10 +182,10 @@ def test_cuda_graphs_equal_eager(device, kind):
         make = MOMENTUM
         if kind == "Adam":
             make = partial(optim.Adam, lr=torch.tensor(1e-3, device=device), capturable=True, foreach=False)
-        step = Twins(SmallNet().to(device), make, batches[0], cuda_graph=True).run(batches).step
-    assert step.graphed.fallback is None
-    assert step.graphed.captures == 1
-    assert step.graphed.replays >= 4
+        step = WholeStep(SmallNet().to(device), make, batches[0], cuda_graph=True).run(batches).step
+    assert stats(step).graphed.fallback is None
+    assert stats(step).graphed.captures == 1
+    assert stats(step).graphed.replays >= 4
 
 
 def test_a_graph_on_another_stream_waits_for_the_one_before(device):
@@ -217,42 +196,42 @@ def test_a_graph_on_another_stream_waits_for_the_one_before(device):
     for _ in range(5):
         module(inputs[0])
     with torch.no_grad():
-        expected = [model(each) for each in inputs]
+        expected = [model(x) for x in inputs]
     torch.cuda.synchronize(device)
     answers = []
-    for each in inputs:
+    for x in inputs:
         with torch.cuda.stream(torch.cuda.Stream(device)):
             torch.cuda._sleep(0 if answers else 50_000_000)
-            answers.append(module(each))
+            answers.append(module(x))
     torch.cuda.synchronize(device)
     assert_same(expected, answers, "answers")
-    assert module.graphed.fallback is None
+    assert stats(module).graphed.fallback is None
 
 
 def test_a_learning_rate_in_a_tensor_takes_effect_in_a_graph(device):
     batches = images(device, 8)
     rate = torch.tensor(1e-3, device=device)
     make = partial(optim.Adam, lr=rate, capturable=True, foreach=False)
-    twins = Twins(SmallNet(0.0).to(device), make, batches[0], cuda_graph=True)
-    for optimizer in twins.optimizers:
+    pair = WholeStep(SmallNet(0.0).to(device), make, batches[0], cuda_graph=True)
+    for optimizer in pair.optimizers:
         optimizer.param_groups[0]["lr"] = rate.clone()
     for index, batch in enumerate(batches):
-        for optimizer in twins.optimizers:
+        for optimizer in pair.optimizers:
             optimizer.param_groups[0]["lr"].fill_(1e-3 / (index + 1))
-        twins.train(batch)
-    twins.compare()
-    assert twins.step.graphed.captures == 1
+        pair.train(batch)
+    pair.compare()
+    assert stats(pair.step).graphed.captures == 1
 
 
 def test_a_number_that_changes_in_a_graph_is_captured_anew(device):
     batches = images(device, 8)
-    twins = Twins(SmallNet().to(device), MOMENTUM, batches[0], cuda_graph=True)
+    pair = WholeStep(SmallNet().to(device), MOMENTUM, batches[0], cuda_graph=True)
     for index, batch in enumerate(batches):
-        for optimizer in twins.optimizers:
+        for optimizer in pair.optimizers:
             optimizer.param_groups[0]["lr"] = 0.1 if index < 6 else 0.05
-        twins.train(batch)
-    twins.compare()
-    assert twins.step.graphed.captures == 2
+        pair.train(batch)
+    pair.compare()
+    assert stats(pair.step).graphed.captures == 2
 
 
 def test_a_graph_needs_an_optimizer_that_keeps_its_numbers_in_tensors(device):
@@ -272,15 +251,15 @@ def test_a_graph_needs_an_optimizer_that_keeps_its_numbers_in_tensors(device):
 
 def test_steps_on_changing_streams_equal_eager(device):
     batches = images(device, 8)
-    twins = Twins(SmallNet().to(device), MOMENTUM, batches[0])
+    pair = WholeStep(SmallNet().to(device), MOMENTUM, batches[0])
     streams = [torch.cuda.current_stream(device), torch.cuda.Stream(device)]
     for index, batch in enumerate(batches):
         streams[1].wait_stream(streams[0])
         with torch.cuda.stream(streams[index % 2]):
             torch.cuda.synchronize(device)
-            twins.train(batch)
+            pair.train(batch)
         torch.cuda.synchronize(device)
-    twins.compare()
+    pair.compare()
 
 
 @torch.library.custom_op("olla_fx_tests::greedy", mutates_args=())
@@ -313,18 +292,18 @@ class Greedy(nn.Module):
 @pytest.mark.parametrize("calls_before", [0, 1, 4])
 def test_out_of_memory_in_the_middle_of_a_step_leaves_a_step_that_works(device, calls_before):
     batch = torch.randn(4, 8, device=device), torch.randint(5, (4,), device=device)
-    twins = Twins(Greedy().to(device), partial(optim.SGD, lr=0.1, foreach=False), batch)
+    pair = WholeStep(Greedy().to(device), partial(optim.SGD, lr=0.1, foreach=False), batch)
     for _ in range(calls_before):
-        twins.train(batch)
+        pair.train(batch)
     greedy_asks[0] = True
     try:
         with pytest.raises(torch.cuda.OutOfMemoryError):
-            twins.step(*batch)
+            pair.step(*batch)
     finally:
         greedy_asks[0] = False
     for _ in range(4):
-        twins.train(batch)
-    twins.compare()
+        pair.train(batch)
+    pair.compare()
 
 
 def test_a_buffer_that_does_not_fit_says_how_much_is_missing(device):

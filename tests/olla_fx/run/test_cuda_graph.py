@@ -1,4 +1,4 @@
-"""What is refused of CUDA graphs at the door. What they compute is tested on a GPU."""
+"""Steps that no CUDA graph can hold are refused. Tests on a GPU check what graphs compute."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_an_optimizer_without_a_form_for_graphs_is_refused():
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "step_request",
     [
         StepRequest(nn.Linear(3, 2), (), Mode.INFERENCE),
         request(optim.SGD, lr=0.1),
@@ -53,8 +53,8 @@ def test_an_optimizer_without_a_form_for_graphs_is_refused():
     ],
     ids=["inference", "SGD", "Adam", "Rprop"],
 )
-def test_what_a_graph_can_hold_is_let_in(wanted):
-    check_graph_request(wanted, CUDA)
+def test_a_step_that_a_graph_can_hold_is_accepted(step_request):
+    check_graph_request(step_request, CUDA)
 
 
 @pytest.mark.parametrize("name", ["Adam", "RMSprop"])

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import olla_fx
+from tests.olla_fx.harness import stats
 
 STEPS = 20
 
@@ -53,8 +54,13 @@ def train(rank, folder):
                     module.poison()
             results[kind] = model.state_dict()
             if kind == "planned":
-                counts = module.counts
-                results["served"] = (str(module.binding), counts.served, counts.outside, module.stock_runs)
+                counts = stats(module).counts
+                results["served"] = (
+                    str(stats(module).binding),
+                    counts.served,
+                    counts.outside,
+                    stats(module).stock_runs,
+                )
         torch.save(results, folder / f"{rank}.pt")
     finally:
         dist.destroy_process_group()

@@ -1,0 +1,297 @@
+"""Operators that write over an argument: only where nobody could tell, and with the same bits."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import fx, nn
+
+from olla_fx.capture import Mode, Role, StepInput, StepRequest, TensorSpec, capture
+from olla_fx.passes import propagate_fake_tensors, restore_in_place
+from olla_fx.passes.regions import Region
+from olla_fx.passes.reinplace_updates import in_place_form, out_form, write_over
+from olla_solvers.problem import ArrayKind
+from tests.olla_fx.comparisons import same_bits
+from tests.olla_fx.helpers import captured_training, front, images
+
+aten = torch.ops.aten
+
+
+def graph_of(build, *shapes):
+    """A graph that ``build`` writes, from placeholders, propagated."""
+    graph = fx.Graph()
+    inputs = [graph.placeholder(f"x{index}") for index, _ in enumerate(shapes)]
+    graph.output(build(graph.call_function, *inputs))
+    module = fx.GraphModule(nn.Module(), graph)
+    specs = [
+        StepInput(Role.EXAMPLE, str(index), TensorSpec.of(torch.empty(shape)))
+        for index, shape in enumerate(shapes)
+    ]
+    propagate_fake_tensors(module, specs, torch.device("cpu"))
+    return module
+
+
+def restored(build, *shapes):
+    """Return the number of operators that became in-place; the results must stay as they are."""
+    module = graph_of(build, *shapes)
+    arguments = [torch.randn(shape) for shape in shapes]
+    before = module(*[argument.clone() for argument in arguments])
+    kept = [argument.clone() for argument in arguments]
+    count = restore_in_place(module.graph)
+    module.graph.lint()
+    module.recompile()
+    after = module(*arguments)
+    pairs = zip((*before, *kept), (*after, *arguments), strict=True)
+    assert all(same_bits(left, right) for left, right in pairs)
+    return count, [node.target for node in module.graph.nodes if node.op == "call_function"]
+
+
+def test_a_chain_of_activations_is_one_array():
+    def build(call, x):
+        hidden = call(aten.mm.default, (x, x))
+        for target in (aten.relu.default, aten.hardswish.default, aten.sigmoid.default):
+            hidden = call(target, (hidden,))
+        return (call(aten.sum.default, (hidden,)),)
+
+    assert restored(build, (4, 4))[0] == 3
+
+
+def test_either_argument_may_be_written_over():
+    def build(call, x):
+        left, right = call(aten.mm.default, (x, x)), call(aten.mm.default, (x, x))
+        total = call(aten.mul.Tensor, (left, right))
+        return call(aten.mm.default, (total, x)), call(aten.mm.default, (left, x))
+
+    count, targets = restored(build, (4, 4))
+    assert count == 1
+    assert aten.mul.out in targets
+
+
+@pytest.mark.parametrize(
+    "reader", ["later", "unordered", "returned", "static", "smaller", "wider", "broadcast"]
+)
+def test_a_value_that_is_still_read_is_not_written_over(reader):
+    def build(call, x, row):
+        hidden = x if reader == "static" else call(aten.mm.default, (x, x))
+        beside = call(aten.view.default, (hidden, [-1]))
+        if reader == "unordered":
+            early = call(aten.cumsum.default, (beside, 0))
+        if reader == "smaller":
+            hidden = call(aten.slice.Tensor, (hidden, 0, 0, 2))
+        if reader == "wider":
+            result = call(
+                aten.add.Tensor, (hidden, call(aten._to_copy.default, (hidden,), {"dtype": torch.double}))
+            )
+        elif reader == "broadcast":
+            small = call(aten.mm.default, (row, x))
+            result = call(aten.add.Tensor, (small, x))
+        else:
+            result = call(aten.relu.default, (hidden,))
+        results = [call(aten.sum.default, (result,))]
+        if reader == "later":
+            results.append(call(aten.cumsum.default, (beside, 0)))
+        if reader == "unordered":
+            results.append(early)
+        if reader == "returned":
+            results.append(beside)
+        return tuple(results)
+
+    assert restored(build, (4, 4), (1, 4))[0] == (1 if reader == "wider" else 0)
+
+
+def test_a_reader_that_must_come_first_is_no_obstacle():
+    def build(call, x):
+        hidden = call(aten.mm.default, (x, x))
+        scale = call(aten.cumsum.default, (hidden, 0))
+        return (call(aten.sum.default, (call(aten.mul.Tensor, (hidden, scale)),)),)
+
+    assert restored(build, (4, 4))[0] == 1
+
+
+def test_overlapping_views_of_one_tensor_are_not_mixed_up():
+    """``x + x.t()`` must read each element of the transpose before it is overwritten."""
+
+    def build(call, x):
+        hidden = call(aten.mm.default, (x, x))
+        turned = call(aten.t.default, (hidden,))
+        return (call(aten.sum.dim_IntList, (call(aten.add.Tensor, (hidden, turned)), [0])),)
+
+    assert restored(build, (4, 4))[0] == 0
+
+
+@pytest.mark.parametrize("later", [None, "beside", "same", "result"])
+def test_a_copy_into_a_slice(later):
+    """``hidden[:, :3].sigmoid_()``: in place, unless the old value is read later or the result returned."""
+
+    def build(call, x):
+        hidden = call(aten.mm.default, (x, x))
+        left = call(aten.slice.Tensor, (hidden, 1, 0, 3))
+        right = call(aten.slice.Tensor, (hidden, 1, 3, 6))
+        copy = call(aten.copy.default, (left, call(aten.sigmoid.default, (left,))))
+        results = [call(aten.cumsum.default, (copy, 0))]
+        if later == "beside":
+            results.append(call(aten.cumsum.default, (right, 0)))
+        if later == "same":
+            results.append(call(aten.cumsum.default, (hidden, 0)))
+        if later == "result":
+            results.append(copy)
+        return tuple(results)
+
+    count, targets = restored(build, (6, 6))
+    in_place = later in (None, "beside")
+    assert count == in_place
+    assert (aten.sigmoid_.default in targets) == in_place
+    assert (aten.new_empty_strided.default in targets) != in_place
+    assert aten.copy.default not in targets
+
+
+def test_a_copy_that_is_only_copied_again_is_dropped():
+    def build(call, x):
+        hidden = call(aten.mm.default, (x, x))
+        left = call(aten.slice.Tensor, (hidden, 1, 0, 3))
+        copy = call(aten.copy.default, (left, call(aten.exp.default, (left,))))
+        return (call(aten.slice_scatter.default, (hidden, copy, 1, 0, 3)),)
+
+    _, targets = restored(build, (6, 6))
+    assert targets.count(aten.copy.default) == targets.count(aten.copy_.default) == 0
+
+
+@pytest.mark.parametrize("difference", ["shape", "type"])
+def test_a_copy_that_broadcasts_or_converts_is_kept(difference):
+    """``grid.select(-1, 0).copy_(linspace)``: what is scattered has the shape of its place."""
+
+    def build(call, x):
+        hidden = call(aten.mm.default, (x, x))
+        place = call(aten.select.int, (hidden, 1, 0))
+        value = call(aten.select.int, (call(aten.cumsum.default, (x, 0)), 1, 2))
+        if difference == "shape":
+            value = call(aten.slice.Tensor, (value, 0, 0, 1))
+        else:
+            value = call(aten._to_copy.default, (value,), {"dtype": torch.double})
+            place = call(aten._to_copy.default, (place,), {"dtype": torch.half})
+        copy = call(aten.copy.default, (place, value))
+        return (call(aten.select_scatter.default, (hidden, copy, 1, 0)),)
+
+    restored(build, (4, 4))
+
+
+def test_a_plain_copy_writes_to_its_target():
+    def build(call, x):
+        hidden = call(aten.mm.default, (x, x))
+        left = call(aten.slice.Tensor, (hidden, 1, 0, 3))
+        other = call(aten.slice.Tensor, (x, 1, 3, 6))
+        return (call(aten.cumsum.default, (call(aten.copy.default, (left, other)), 0)),)
+
+    _, targets = restored(build, (6, 6))
+    assert aten.copy_.default in targets
+    assert aten.new_empty_strided.default not in targets
+
+
+def elements(region: Region) -> set[int]:
+    steps = [range(0, size * stride, stride) if stride else [0] for size, stride in region.extents]
+    return {region.offset_bytes + sum(offsets) for offsets in itertools.product(*steps)}
+
+
+REGIONS = st.builds(
+    lambda offset, extents: Region(1, offset, ((2, 1), *extents)),
+    st.integers(0, 24).map(lambda number: 2 * number),
+    st.lists(st.tuples(st.integers(2, 4), st.sampled_from([0, 2, 4, 6, 8, 12, 18, 24])), max_size=3).map(
+        tuple
+    ),
+)
+
+
+@given(REGIONS, REGIONS)
+def test_disjoint_regions_have_no_byte_in_common(region, other):
+    if not region.overlaps(other):
+        assert not elements(region) & elements(other)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_chunks_are_disjoint(dim):
+    chunks = [Region.of(chunk) for chunk in torch.empty(6, 6, 6).chunk(3, dim)]
+    for region, other in itertools.product(chunks, chunks):
+        assert region.overlaps(other) == (region is other)
+
+
+UNARY = [
+    "relu", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "elu", "silu", "gelu", "mish", "sigmoid",
+    "tanh", "softplus", "exp", "log1p", "sqrt", "rsqrt", "abs", "neg", "reciprocal", "erf", "sin", "square",
+]  # fmt: skip
+BACKWARD = {
+    "threshold_backward": (0.1,), "sigmoid_backward": (), "tanh_backward": (), "silu_backward": (),
+    "gelu_backward": (), "hardtanh_backward": (-1.0, 1.0), "hardsigmoid_backward": (),
+    "leaky_relu_backward": (0.1, False),
+}  # fmt: skip
+BINARY = ["add", "sub", "mul", "div", "maximum", "minimum", "atan2", "fmod", "hypot"]
+LAYOUTS = {
+    "dense": lambda tensor: tensor,
+    "channels-last": lambda tensor: tensor.to(memory_format=torch.channels_last),
+    "transposed": lambda tensor: tensor.contiguous().transpose(1, 3),
+}
+
+
+def operators():
+    """Each operator, its number of tensors, and its arguments made from them."""
+    for name in UNARY:
+        yield getattr(aten, name).default, 1, lambda x: (x,)
+    for name, options in BACKWARD.items():
+        yield getattr(aten, name).default, 2, lambda x, y, options=options: (x, y, *options)
+    yield aten.elu_backward.default, 2, lambda x, y: (x, 1.0, 1.0, 1.0, False, y)
+    for name in BINARY:
+        packet = getattr(aten, name)
+        yield getattr(packet, packet.overloads()[0]), 2, lambda x, y: (x, y)
+    yield aten.addcmul.default, 3, lambda x, y, z: (x, y, z)
+    yield aten.addcdiv.default, 3, lambda x, y, z: (x, y, z)
+    yield aten.lerp.Tensor, 3, lambda x, y, z: (x, y, z)
+    yield aten.pow.Tensor_Scalar, 1, lambda x: (x, 3)
+    yield aten.clamp.default, 1, lambda x: (x, -0.5, 0.5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_bits_are_those_of_the_functional_form(layout, dtype):
+    """Every operator, written over every argument that it can be written over."""
+    written = 0
+    for operator, count, arrange in operators():
+        tensors = [LAYOUTS[layout](torch.randn(2, 3, 5, 21)).to(dtype) for _ in range(count)]
+        expected = operator(*arrange(*tensors))
+        for index in range(count):
+            if not (out_form(operator) or (index == 0 and in_place_form(operator))):
+                continue
+            graph = fx.Graph()
+            inputs = [graph.placeholder(f"x{index}") for index in range(count)]
+            node = graph.call_function(operator, arrange(*inputs))
+            graph.output(node)
+            write_over(node, inputs[index])
+            written_to = [tensor.clone() for tensor in tensors]
+            result = fx.GraphModule(nn.Module(), graph)(*written_to)
+            assert result.data_ptr() == written_to[index].data_ptr(), node.target
+            assert result.stride() == expected.stride()
+            assert same_bits(result, expected), node.target
+            written += 1
+    assert written > 60
+
+
+def test_an_activation_in_place_needs_one_array():
+    """A large activation that eager computes in place is no second array here."""
+    model = nn.Sequential(nn.Conv2d(3, 64, 1), nn.ReLU(inplace=True), nn.Conv2d(64, 3, 1)).eval()
+    captured = capture(StepRequest(model, (torch.randn(1, 3, 32, 32),), Mode.INFERENCE))
+    dataflow, report = front(captured)
+    large = [array for array in dataflow.problem.arrays if array.size_bytes == 64 * 32 * 32 * 4]
+    assert len(large) == 1
+    assert report.restored == 1
+
+
+def test_the_gradient_of_an_activation_takes_the_place_of_its_own():
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 3), nn.Flatten(), nn.Linear(64, 5))
+    captured = captured_training(model, images(1)[0], loss_fn=F.cross_entropy)
+    dataflow, _ = front(captured)
+    targets = [node.target for node in dataflow.operators]
+    assert aten.threshold_backward.grad_input in targets
+    assert aten.threshold_backward.default not in targets
+    planned = [array.size_bytes for array in dataflow.problem.arrays if array.kind is ArrayKind.PLANNED]
+    assert planned.count(2 * 16 * 6 * 6 * 4) == 2

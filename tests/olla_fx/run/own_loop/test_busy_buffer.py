@@ -1,0 +1,107 @@
+"""A forward runs with the stock allocator while the buffer holds what a backward needs."""
+
+import gc
+import threading
+
+import pytest
+import torch
+
+from olla_fx import StepModeError
+from tests.olla_fx.comparisons import assert_same
+from tests.olla_fx.harness import OwnLoop, is_busy, stats
+from tests.olla_fx.helpers import SmallNet, images, mlp
+
+
+def test_a_forward_in_another_thread_while_the_buffer_is_busy():
+    pair = OwnLoop(SmallNet(0.0), images(1)[0][0]).run(images(2))
+    for batch, other in zip(images(20), images(20)[::-1], strict=True):
+        pair.zero_grad()
+        first = pair.losses(batch)
+        assert is_busy(pair.step)
+        second = []
+        thread = threading.Thread(
+            target=lambda losses, batch: losses.extend(pair.losses(batch)), args=(second, other)
+        )
+        thread.start()
+        thread.join()
+        for eager, planned in (second, first):
+            eager.backward()
+            planned.backward()
+        pair.compare_gradients()
+        pair.update()
+    pair.compare()
+    pair.assert_served(stock_runs=20)
+
+
+def test_another_forward_while_the_buffer_is_busy():
+    """Sharing the buffer gave a gradient of 20 where eager has 12."""
+    pair = OwnLoop(SmallNet(0.0), images(1)[0][0]).run(images(2))
+    batches = images(4)
+    pair.zero_grad()
+    first = pair.losses(batches[0])
+    assert is_busy(pair.step)
+    second = pair.losses(batches[1])
+    with torch.no_grad():
+        assert_same(pair.eager(batches[2][0]), pair.step(batches[2][0]), "under no_grad")
+    repeated = pair.losses(tuple(tensor[[0, 0]] for tensor in batches[3]))
+    assert stats(pair.step).stock_runs == 3
+    for losses in (second, first, repeated):
+        for loss in losses:
+            loss.backward()
+    pair.compare_gradients()
+    assert not is_busy(pair.step)
+    pair.run(images(3))
+    pair.assert_served(stock_runs=3)
+
+
+def test_a_dropped_graph_gives_the_buffer_back():
+    pair = OwnLoop(SmallNet(), images(1)[0][0]).run(images(2))
+    gc.disable()
+    try:
+        loss = pair.losses(images(1)[0])
+        assert is_busy(pair.step)
+        del loss
+        assert not is_busy(pair.step)
+    finally:
+        gc.enable()
+    pair.run(images(2))
+    pair.assert_served()
+
+
+def test_a_first_call_without_backward():
+    pair = OwnLoop(SmallNet(), images(1)[0][0])
+    pair.losses(images(1)[0])
+    pair.run(images(4))
+    pair.assert_served()
+
+
+def test_several_threads():
+    """Each thread trains on its own; one that finds the buffer busy runs with the stock allocator."""
+    pair = OwnLoop(SmallNet(0.0), images(1)[0][0]).run(images(2))
+    batches = images(8)
+    expected = [torch.autograd.grad(pair.eager(image).sum(), pair.eager.conv.weight) for image, _ in batches]
+    given = {}
+
+    def work(index):
+        for _ in range(5):
+            output = pair.step(batches[index][0])
+            given[index] = torch.autograd.grad(output.sum(), pair.model.conv.weight)
+
+    pair.eager.eval()
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index in range(8):
+        assert_same(expected[index], given[index], f"thread {index}")
+    assert not is_busy(pair.step)
+
+
+def test_the_buffer_cannot_be_poisoned_while_it_is_needed():
+    step = OwnLoop(mlp(), torch.ones(4, 6)).step
+    answer = step(torch.ones(4, 6))
+    with pytest.raises(StepModeError, match="still needs"):
+        step.poison()
+    answer.sum().backward()
+    step.poison()

@@ -1,0 +1,95 @@
+"""A planned module forwards what its model has and lets itself be looked at."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import olla_fx
+from olla_fx import StepInputError
+from tests.olla_fx.comparisons import assert_same, assert_same_gradients
+from tests.olla_fx.harness import OwnLoop, WholeStep, stats
+from tests.olla_fx.helpers import mlp, sgd, vectors
+
+
+def test_a_planned_module_within_a_model_that_is_planned():
+    model, head = mlp(), nn.Linear(3, 3)
+    eager = copy.deepcopy(nn.Sequential(model, head))
+    outer = nn.Sequential(olla_fx.optimize(model, torch.ones(4, 6)), head)
+    x, y = vectors(1)[0]
+    step = olla_fx.optimize(outer, x, solver="none")
+    for _ in range(3):
+        for called in (eager, step):
+            F.cross_entropy(called(x), y).backward()
+        assert_same_gradients(eager, outer)
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.scale = nn.Linear(6, 3), 2.0
+
+    def forward(self, x, shift=0.0, *, negate=False):
+        answer = self.body(x) * self.scale + shift
+        return -answer if negate else answer
+
+    def grow(self):
+        self.scale *= 2
+
+    @property
+    def width(self):
+        return self.body.out_features
+
+
+def test_attributes_of_the_model():
+    """An attribute that is set only on the planned module would change nothing."""
+    x = vectors(1)[0][0]
+    pair = OwnLoop(Scaled(), x)
+    step = pair.step
+    for change in (
+        lambda module: None,
+        lambda module: setattr(module, "scale", 3.0),
+        lambda module: module.grow(),
+        lambda module: setattr(module, "body", copy.deepcopy(pair.eager.body)),
+    ):
+        for called, _, _ in pair.sides():
+            change(called)
+        assert_same(pair.eager(x), step(x), "answer")
+    assert step.scale == pair.model.scale == 6.0
+    assert step.width == 3
+    step.note = "mine"
+    assert not hasattr(pair.model, "note")
+    assert copy.deepcopy(step).note == "mine"
+    with pytest.raises(AttributeError, match="'Scaled' object has no attribute 'nothing'"):
+        step.nothing  # noqa: B018
+
+
+def test_inputs_that_are_taken_by_name_only_may_be_left_out():
+    x = vectors(1)[0][0]
+    pair = OwnLoop(Scaled(), x)
+    assert_same(pair.eager(x=x, shift=1.0), pair.step(x=x, shift=1.0), "answer")
+    assert_same(pair.eager(x, shift=1.0), pair.step(x, shift=1.0), "answer")
+    with pytest.raises(StepInputError, match="'negate' by name only"):
+        pair.step(x, negate=True)
+
+
+def test_a_first_and_a_second_call():
+    pair = WholeStep(mlp(), sgd, vectors(1)[0])
+    assert stats(pair.step).counts.served == 0
+    assert stats(pair.step).outside_log == ()
+    pair.step.poison()
+    pair.run(vectors(1))
+    assert stats(pair.step).counts.served > 0
+    pair.run(vectors(1))
+    assert stats(pair.step).counts.served_bytes > 0
+    assert stats(pair.step).counts.requests_on_worker_threads == 0
+
+
+def test_the_graph_module_in_force_is_readable():
+    pair = WholeStep(mlp(), sgd, vectors(1)[0])
+    pair.run(vectors(2))
+    assert "# t=0 " in pair.step.graph_module.code
+    assert "lives [" in pair.step.graph_module.code
+    pair.step.graph_module.graph.lint()
