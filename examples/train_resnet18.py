@@ -20,8 +20,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import olla_fx
-from olla_fx.errors import ArenaUnavailableError
 from olla_fx.eager.baseline import Baseline, dispatched_baseline, record_baseline
+from olla_fx.errors import ArenaUnavailableError
 from olla_fx.models import import_torchvision
 from olla_fx.report import format_bytes, format_table
 

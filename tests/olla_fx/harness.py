@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 import olla_fx
 from olla_fx import PlannedModule, dynamo
+from olla_fx.run.stats import StepStats
 from tests.olla_fx.comparisons import (
     assert_same,
     assert_same_gradients,
@@ -41,9 +42,9 @@ Scheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRSchedul
 # What a planned module tells
 
 
-def stats(step: PlannedModule) -> Any:
+def stats(step: PlannedModule) -> StepStats:
     """Return what tells about a planned module's runs: ``counts``, ``binding``, ``replans`` and so on."""
-    return getattr(step, "stats", step)
+    return step.stats
 
 
 def is_busy(step: PlannedModule) -> bool:
@@ -58,8 +59,7 @@ def phases(step: PlannedModule) -> tuple[fx.GraphModule, ...]:
 
 def plan_count(step: PlannedModule) -> int:
     """Return the number of plans that a planned module keeps."""
-    told = stats(step)
-    return told.cached_plans if hasattr(told, "cached_plans") else len(step._plans)
+    return stats(step).cached_plans
 
 
 def assert_served(step: PlannedModule, outputs: int | None = None, *, outside: int = 0) -> None:
@@ -243,7 +243,7 @@ class WholeStep(EagerAndPlanned):
         self.loss_fn = loss_fn
         self.return_outputs = options.get("return_outputs", False)
         self.outputs = outputs
-        self._forgets = "most_plans" in options or "cache_size_limit" in options
+        self._forgets = "cache_size_limit" in options
         self._kinds_of_batches: set[str] = set()
         self._unsettled_runs = 0
         options = {"solver": "none", **options}

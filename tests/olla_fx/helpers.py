@@ -12,7 +12,7 @@ from torch import nn, optim
 
 from olla_fx.capture import CapturedStep, Mode, StepRequest, capture
 from olla_fx.dataflow import Dataflow, build_dataflow
-from olla_fx.passes import RewriteReport, rewrite
+from olla_fx.passes import run_passes
 
 Batch = tuple[Any, ...]
 MOMENTUM = partial(optim.SGD, lr=0.05, momentum=0.9)
@@ -124,7 +124,6 @@ def captured_training(
     return capture(StepRequest(model, example, Mode.TRAINING, loss_fn, optimizer, **options))
 
 
-def front(captured: CapturedStep) -> tuple[Dataflow, RewriteReport]:
-    """Rewrite a captured step and read its dataflow."""
-    graph_module, report = rewrite(captured)
-    return build_dataflow(graph_module, captured.device), report
+def front(captured: CapturedStep) -> Dataflow:
+    """Run the passes on a captured step and read its dataflow."""
+    return build_dataflow(run_passes(captured), captured.device)

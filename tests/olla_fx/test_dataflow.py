@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from torch import fx, nn, optim
 from torch.nn import functional
 
+from olla_fx.alignment import rounded
 from olla_fx.capture import Mode, Role, StepInput, StepRequest, TensorSpec, capture
-from olla_fx.dataflow import build_dataflow, draws_random_numbers, rounded
-from olla_fx.emit.emit import emit
-from olla_fx.passes import propagate_fake_tensors, rewrite
+from olla_fx.dataflow import build_dataflow
+from olla_fx.emit.graph import reordered_graphs
+from olla_fx.fx_graph import draws_random_numbers
+from olla_fx.passes import run_passes
+from olla_fx.passes.propagate import propagate_fake_tensors
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import ArrayKind
 from tests.olla_fx.comparisons import same_bits
@@ -209,7 +212,7 @@ def test_every_operator_with_a_generator_is_known_to_draw():
 
 def test_numbers_read_from_a_tensor_wait_for_its_update():
     """Adam reads its step with ``.item()`` after adding to it."""
-    dataflow, _ = front(captured_training(mlp(), vectors(1)[0], optim.Adam))
+    dataflow = front(captured_training(mlp(), vectors(1)[0], optim.Adam))
     all_edges = edges(dataflow)
     for name in names(dataflow):
         if name.startswith("_local_scalar_dense"):
@@ -219,7 +222,7 @@ def test_numbers_read_from_a_tensor_wait_for_its_update():
 
 
 def test_a_training_steps_problem_is_sound():
-    dataflow, _ = front(captured_training(SmallNet(), images(1)[0], optim.AdamW))
+    dataflow = front(captured_training(SmallNet(), images(1)[0], optim.AdamW))
     static = arrays(dataflow, ArrayKind.STATIC)
     placeholders = dataflow.graph_module.graph.find_nodes(op="placeholder")
     assert len(static) == sum(isinstance(node.meta["val"], torch.Tensor) for node in placeholders)
@@ -318,7 +321,9 @@ def test_any_order_of_the_problem_computes_the_same_bits(steps, seed):
     for attempt in range(4):
         order = shuffled(dataflow.problem, seed + attempt)
         named = tuple(dataflow.problem.operators[index].name for index in order)
-        (module,) = emit(dataflow, dataflow.problem, dataclasses.replace(plan, order=named), inputs)
+        (module,) = reordered_graphs(
+            dataflow, dataflow.problem, dataclasses.replace(plan, order=named), inputs
+        )
         for left, right in zip(expected, run(module), strict=True):
             assert same_bits(left, right)
 
@@ -328,7 +333,7 @@ def test_numbers_on_another_device_take_no_memory_and_keep_their_order() -> None
     model, x, y = mlp(), torch.randn(4, 6), torch.zeros(4, dtype=torch.long)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     captured = capture(StepRequest(model, (x, y), Mode.TRAINING, functional.cross_entropy, optimizer))
-    graph_module, _ = rewrite(captured)
+    graph_module = run_passes(captured)
     here = build_dataflow(graph_module, torch.device("cpu"))
     elsewhere = build_dataflow(graph_module, torch.device("meta"))
     assert sum(array.size_bytes for array in here.problem.arrays) > 0

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from olla_fx import disk_cache as plan_cache
+from olla_fx import disk_cache
 from olla_solvers.planner import make_plan
 from tests.olla_fx.harness import WholeStep
 from tests.olla_fx.helpers import SmallNet, captured_training, front, images, mlp, sgd, vectors
@@ -18,12 +18,21 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     chosen = tmp_path / "plans"
-    monkeypatch.setenv(plan_cache.FOLDER_VARIABLE, str(chosen))
+    monkeypatch.setenv(disk_cache.FOLDER_VARIABLE, str(chosen))
     return chosen
 
 
 def problem():
-    return front(captured_training(mlp(), vectors(1)[0]))[0].problem
+    return front(captured_training(mlp(), vectors(1)[0])).problem
+
+
+def cached_plan(problem, options, device, planner):
+    path = disk_cache.plan_path(problem, options, device)
+    plan = disk_cache.load_plan(path, problem)
+    if plan is None:
+        plan = planner()
+        disk_cache.save_plan(path, plan)
+    return plan
 
 
 class Planner:
@@ -40,7 +49,7 @@ class Planner:
 def test_a_plan_is_made_once(folder):
     wanted = problem()
     planner = Planner(wanted)
-    first, second = (plan_cache.cached_plan(wanted, {"solver": "none"}, CPU, planner) for _ in range(2))
+    first, second = (cached_plan(wanted, {"solver": "none"}, CPU, planner) for _ in range(2))
     assert planner.asked == 1
     assert first == second
     assert len(list(folder.iterdir())) == 1
@@ -49,12 +58,12 @@ def test_a_plan_is_made_once(folder):
 def test_other_options_and_other_graphs_are_other_plans(folder):
     wanted = problem()
     planner = Planner(wanted)
-    plan_cache.cached_plan(wanted, {"solver": "none"}, CPU, planner)
-    plan_cache.cached_plan(wanted, {"solver": "auto"}, CPU, planner)
-    plan_cache.cached_plan(wanted, {"solver": "none"}, torch.device("meta"), planner)
+    cached_plan(wanted, {"solver": "none"}, CPU, planner)
+    cached_plan(wanted, {"solver": "auto"}, CPU, planner)
+    cached_plan(wanted, {"solver": "none"}, torch.device("meta"), planner)
     assert planner.asked == 3
-    other = front(captured_training(SmallNet(), images(1)[0]))[0].problem
-    assert plan_cache.cached_plan(other, {"solver": "none"}, CPU, Planner(other)).order
+    other = front(captured_training(SmallNet(), images(1)[0])).problem
+    assert cached_plan(other, {"solver": "none"}, CPU, Planner(other)).order
     assert len(list(folder.iterdir())) == 4
 
 
@@ -63,7 +72,7 @@ def test_another_torch_plans_anew(folder, monkeypatch):
     planner = Planner(wanted)
     for version in ("2.98.0", "2.99.0", "2.98.0"):
         monkeypatch.setattr(torch, "__version__", version)
-        plan_cache.cached_plan(wanted, {}, CPU, planner)
+        cached_plan(wanted, {}, CPU, planner)
     assert planner.asked == 2
     assert len(list(folder.iterdir())) == 2
 
@@ -76,7 +85,7 @@ def test_a_second_start_asks_no_planner(folder, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("planned again")
 
-    monkeypatch.setattr("olla_fx.api.make_plan", refuse)
+    monkeypatch.setattr("olla_fx.compile.order", refuse)
     WholeStep(SmallNet(), sgd, images(1)[0], solver="auto").run(images(3))
     assert set(folder.iterdir()) == files
 
@@ -119,46 +128,46 @@ def strange_values(path):
 def test_a_file_that_is_no_plan_is_made_again(folder, spoil):
     wanted = problem()
     planner = Planner(wanted)
-    first = plan_cache.cached_plan(wanted, {}, CPU, planner)
+    first = cached_plan(wanted, {}, CPU, planner)
     (path,) = folder.iterdir()
     spoil(path)
     with pytest.warns(RuntimeWarning, match=f"{path.name} cannot be used and is made again"):
-        again = plan_cache.cached_plan(wanted, {}, CPU, planner)
+        again = cached_plan(wanted, {}, CPU, planner)
     assert planner.asked == 2
     assert again.offsets == first.offsets
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plan_cache.cached_plan(wanted, {}, CPU, planner)
+        cached_plan(wanted, {}, CPU, planner)
     assert planner.asked == 2
 
 
 def test_a_plan_of_another_graph_is_not_used(folder):
     wanted = problem()
-    other = front(captured_training(SmallNet(), images(1)[0]))[0].problem
-    plan_cache.cached_plan(wanted, {}, CPU, Planner(wanted))
+    other = front(captured_training(SmallNet(), images(1)[0])).problem
+    cached_plan(wanted, {}, CPU, Planner(wanted))
     (path,) = folder.iterdir()
-    plan_cache.cached_plan(other, {}, CPU, Planner(other))
+    cached_plan(other, {}, CPU, Planner(other))
     (other_path,) = set(folder.iterdir()) - {path}
     path.write_text(other_path.read_text())
     with pytest.warns(RuntimeWarning, match="made again"):
-        plan_cache.cached_plan(wanted, {}, CPU, Planner(wanted))
+        cached_plan(wanted, {}, CPU, Planner(wanted))
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(plan_cache.FOLDER_VARIABLE, str(tmp_path / "file" / "plans"))
+    monkeypatch.setenv(disk_cache.FOLDER_VARIABLE, str(tmp_path / "file" / "plans"))
     wanted = problem()
     with pytest.warns(RuntimeWarning, match="plans cannot be kept|cannot be used"):
-        assert plan_cache.cached_plan(wanted, {}, CPU, Planner(wanted)).order
+        assert cached_plan(wanted, {}, CPU, Planner(wanted)).order
 
 
 def test_no_folder_keeps_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv(plan_cache.FOLDER_VARIABLE, "")
+    monkeypatch.setenv(disk_cache.FOLDER_VARIABLE, "")
     monkeypatch.chdir(tmp_path)
-    assert plan_cache.cache_folder() is None
+    assert disk_cache.cache_folder() is None
     planner = Planner(problem())
     for _ in range(2):
-        plan_cache.cached_plan(planner.wanted, {}, CPU, planner)
+        cached_plan(planner.wanted, {}, CPU, planner)
     assert planner.asked == 2
     assert not list(tmp_path.iterdir())
 
@@ -166,10 +175,10 @@ def test_no_folder_keeps_nothing(tmp_path, monkeypatch):
 def write_often(seed):
     wanted = problem()
     for _ in range(20):
-        plan_cache._write(plan_cache.cache_folder() / "shared.json", make_plan(wanted, solver="none"))
+        disk_cache.save_plan(disk_cache.cache_folder() / "shared.json", make_plan(wanted, solver="none"))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            if plan_cache._read(plan_cache.cache_folder() / "shared.json", wanted) is None:
+            if disk_cache.load_plan(disk_cache.cache_folder() / "shared.json", wanted) is None:
                 raise AssertionError("the file was gone")
     return seed
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import olla_fx
-from olla_fx.report import format_bytes, format_table, plan_rows
+from olla_fx.report import format_bytes, format_table
 from tests.olla_fx.harness import stats
 from tests.olla_fx.helpers import mlp, sgd, vectors
 
@@ -32,8 +32,8 @@ def test_a_steps_report_says_plan_and_service():
         step(x, y)
     report = step.report()
     text = str(report)
-    assert report.counts == stats(step).counts
-    assert report.binding == "buffer"
+    assert report.stats == stats(step)
+    assert report.stats.binding == "buffer"
     for expected in (
         "planned peak", "buffer", "lower bound", "fragmentation", "requests served in the buffer",
         "requests served outside, outputs", "requests served outside, unexpected",
@@ -46,7 +46,7 @@ def test_a_steps_report_says_plan_and_service():
 
 def test_a_plan_tells_its_baseline_and_gap():
     plan = olla_fx.plan(mlp().eval(), torch.ones(4, 6), solver="none")
-    rows = dict(plan_rows(plan))
+    rows = dict(plan.rows())
     assert rows["planned peak"] == format_bytes(plan.peak_bytes)
     assert any("eager" in name for name in rows)
     assert rows["optimal"] == "yes, proven"

@@ -14,10 +14,10 @@ from stopwatch import load_search, paired
 
 import olla_fx
 from olla_fx.alignment import alignment_of
+from olla_fx.arena import Binding
 from olla_fx.eager.baseline import BaselineSource
 from olla_fx.models import ModelCase, build_model, optimizer_by_name
 from olla_fx.plan import Plan
-from olla_fx.arena import Binding
 from olla_solvers.place import place
 from olla_solvers.progress import Improvement
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from olla_fx.arena import ArenaUnavailableError, Buffer, cuda_headers
+from olla_fx.arena import Buffer, cuda_headers
 from olla_fx.arena.build import SOURCE_FOLDER
 from olla_fx.arena.cuda_headers import CudaHeadersError, headers_version, include_folders, library
+from olla_fx.errors import ArenaUnavailableError
 
 CUDA = torch.version.cuda or "13.0"
 """Taken for a torch that is built without CUDA: its headers are those of the builds with CUDA 13."""

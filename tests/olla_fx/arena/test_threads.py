@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from olla_fx.arena import Arena, ArenaBusyError, Buffer, PlannedRequest, record_events
+from olla_fx.arena import Arena, Buffer, PlannedRequest, record_events
+from olla_fx.errors import ArenaBusyError
 
 
 def run_on_another_thread(action: Callable[[], None]) -> None:

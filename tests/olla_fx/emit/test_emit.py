@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import optim
 
-from olla_fx.emit.emit import emit
+from olla_fx.emit.graph import reordered_graphs
 from olla_solvers.analysis import lifetimes
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import ArrayKind
@@ -25,9 +25,9 @@ ARRAY = re.compile(r"([\w.]+): \[(\d+), (\d+)\) lives \[(\d+), (\d+)\)")
 def emitted(request):
     make_model, batches, optimizer = request.param
     captured = captured_training(make_model(), batches(1)[0], optimizer)
-    dataflow, _ = front(captured)
+    dataflow = front(captured)
     plan = make_plan(dataflow.problem, solver="none")
-    (module,) = emit(dataflow, dataflow.problem, plan, captured.inputs)
+    (module,) = reordered_graphs(dataflow, dataflow.problem, plan, captured.inputs)
     return module, dataflow, plan
 
 
@@ -90,9 +90,9 @@ def test_values_are_let_go_after_their_last_use(emitted):
 def test_constants_of_the_graph_are_kept():
     loss_fn = partial(F.cross_entropy, weight=torch.tensor([0.1, 0.2, 0.7]), label_smoothing=0.1)
     captured = captured_training(mlp(), vectors(1)[0], loss_fn=loss_fn)
-    dataflow, _ = front(captured)
+    dataflow = front(captured)
     plan = make_plan(dataflow.problem, solver="none")
-    (module,) = emit(dataflow, dataflow.problem, plan, captured.inputs)
+    (module,) = reordered_graphs(dataflow, dataflow.problem, plan, captured.inputs)
     module.graph.lint()
     constants = module.graph.find_nodes(op="get_attr")
     assert constants

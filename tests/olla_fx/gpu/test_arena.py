@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from olla_fx import torch_compat
-from olla_fx.arena import Arena, Buffer, Counters, PlannedRequest, record_events
+from olla_fx.arena import Arena, Buffer, PlannedRequest, RunCounts, record_events
 from olla_fx.eager.recorded_cuda import measure_cuda_baseline
 from olla_fx.errors import DeviceError
 
@@ -31,7 +31,7 @@ def test_matching_requests_get_their_planned_addresses(device):
     assert first.data_ptr() == arena.buffer.address
     assert second.data_ptr() == arena.buffer.address + 512
     assert not arena.buffer.contains(surplus.data_ptr())
-    assert arena.counters() == Counters(2, 1200, 0, 1, 12, 0)
+    assert arena.counters() == RunCounts(2, 1200, 0, 1, 12, 0)
     assert arena.buffer.outstanding_blocks == 2
     del first, second
     assert arena.buffer.outstanding_blocks == 0

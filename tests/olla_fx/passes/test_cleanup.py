@@ -25,21 +25,21 @@ class Written(nn.Module):
 
 
 def clones(model, x):
-    dataflow, report = front(capture(StepRequest(model.eval(), (x,), Mode.INFERENCE)))
-    left = [node for node in dataflow.operators if node.target is CLONE]
-    return len(left), report.dead_copies
+    """Return the number of copies that the passes leave."""
+    captured = capture(StepRequest(model.eval(), (x,), Mode.INFERENCE))
+    return sum(node.target is CLONE for node in front(captured).operators)
 
 
 @pytest.mark.parametrize("activation", [nn.SiLU, nn.ReLU6, nn.Hardswish])
 def test_copies_behind_in_place_activations_are_dropped(activation):
     """Each block's input was cloned so that the in-place activation would not hurt it."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), activation(inplace=True), nn.Flatten(), nn.Linear(144, 5))
-    dataflow, _ = front(captured_training(model, images(1)[0]))
+    dataflow = front(captured_training(model, images(1)[0]))
     assert not [node for node in dataflow.operators if node.target is CLONE]
 
 
 def test_a_copy_in_the_model_that_nobody_can_tell_from_its_source_is_dropped():
-    assert clones(Written(lambda self, x: self.body(x).clone().exp()), torch.ones(4, 6)) == (0, 1)
+    assert clones(Written(lambda self, x: self.body(x).clone().exp()), torch.ones(4, 6)) == 0
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_copy_in_the_model_that_nobody_can_tell_from_its_source_is_dropped():
 def test_copies_that_stay(forward, kept):
     model = Written(forward)
     x = torch.randn(4, 6)
-    left, _ = clones(model, x)
+    left = clones(model, x)
     assert left == kept
     step = olla_fx.optimize(model.eval(), x, solver="none")
     for _ in range(3):
@@ -104,13 +104,13 @@ def test_training_with_returned_clones_of_what_is_updated():
 
 def test_late_bound_numbers_are_python_numbers():
     """``lr.item()`` is gone: one 0-dim tensor read a number is what functional capture leaves."""
-    dataflow, _ = front(captured_training(mlp(), vectors(1)[0]))
+    dataflow = front(captured_training(mlp(), vectors(1)[0]))
     assert ".item" not in dataflow.graph_module.code
     assert "_local_scalar_dense" not in dataflow.graph_module.code
     assert "sym_constrain" not in dataflow.graph_module.code
 
 
 def test_identities_are_dropped():
-    dataflow, _ = front(captured_training(mlp(), vectors(1)[0]))
+    dataflow = front(captured_training(mlp(), vectors(1)[0]))
     targets = [str(node.target) for node in dataflow.graph_module.graph.nodes]
     assert sum("detach" in target or "alias" in target for target in targets) <= 1  # the loss

@@ -333,7 +333,7 @@ def test_a_sparse_gradient_is_refused():
 
 def test_a_plan_that_is_evicted_before_its_backward():
     x = vectors(1)[0][0]
-    pair = OwnLoop(mlp(), x, most_plans=1)
+    pair = OwnLoop(mlp(), x, cache_size_limit=1)
 
     def loop(called, _):
         for power in (1, 1, 2, 1):

@@ -43,7 +43,7 @@ def test_inference_in_inference_mode():
 
 def test_one_tensor_needs_no_tuple():
     model = mlp().eval()
-    step = olla_fx.optimize(model, torch.ones(4, 6), mode="inference", solver="none")
+    step = olla_fx.optimize(model, torch.ones(4, 6), solver="none")
     with torch.no_grad():
         assert torch.equal(model(torch.ones(4, 6)), step(torch.ones(4, 6)))
 

@@ -54,7 +54,7 @@ def test_one_buffer_serves_all_shapes(monkeypatch):
 
 
 def test_more_plans_than_the_limit():
-    pair = WholeStep(SmallNet(0.0), MOMENTUM, images(1, batch=2)[0], most_plans=2)
+    pair = WholeStep(SmallNet(0.0), MOMENTUM, images(1, batch=2)[0], cache_size_limit=2)
     for size in (2, 3, 4, 3, 2, 4):
         pair.run(images(4, batch=size))
         assert plan_count(pair.step) <= 2
@@ -68,7 +68,7 @@ def test_the_plan_that_was_not_used_for_longest_goes_first():
         vectors(1, batch=2)[0],
         loss_fn=F.cross_entropy,
         optimizer=sgd(model.parameters()),
-        most_plans=2,
+        cache_size_limit=2,
         solver="none",
     )
     had_a_plan = []
@@ -173,7 +173,7 @@ def test_a_number_that_changes_to_and_fro():
 
 
 def test_the_limit_counts_states_too():
-    pair = WholeStep(SmallNet(0.0), MOMENTUM, images(1)[0], most_plans=1)
+    pair = WholeStep(SmallNet(0.0), MOMENTUM, images(1)[0], cache_size_limit=1)
     _train_changing(pair, images(4), _freeze_every_other_time)
     assert (stats(pair.step).replans, plan_count(pair.step)) == (3, 1)
 
@@ -219,7 +219,7 @@ def test_shapes_are_planned_once_each():
     assert plan_count(pair.step) == 3
 
 
-@pytest.mark.parametrize("most_plans", [0, -1, 1.5, None, "x", True])
-def test_meaningless_limits_are_refused(most_plans):
-    with pytest.raises(OptionError, match="most_plans"):
-        olla_fx.optimize(mlp(), torch.ones(4, 6), most_plans=most_plans)
+@pytest.mark.parametrize("cache_size_limit", [0, -1, 1.5, None, "x", True])
+def test_meaningless_limits_are_refused(cache_size_limit):
+    with pytest.raises(OptionError, match="cache_size_limit"):
+        olla_fx.optimize(mlp(), torch.ones(4, 6), cache_size_limit=cache_size_limit)

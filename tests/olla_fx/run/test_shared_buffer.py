@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from olla_fx import arena
-from olla_fx.run import SharedBuffer
+from olla_fx.run.shared_buffer import SharedBuffer
 
 CPU = torch.device("cpu")
 

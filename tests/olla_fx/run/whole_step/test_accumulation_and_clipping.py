@@ -10,6 +10,7 @@ from torch.optim import lr_scheduler
 
 import olla_fx
 from olla_fx import CaptureError
+from olla_solvers.errors import OptionError
 from tests.olla_fx.harness import WholeStep, stats
 from tests.olla_fx.helpers import ADAMW, MOMENTUM, SmallNet, images, mlp, sgd, vectors
 
@@ -20,7 +21,7 @@ class ClippedStep(WholeStep):
     def __init__(self, *arguments, parts=1, norm=None, value=None, **options):
         self.parts, self.norm, self.value = parts, norm, value
         super().__init__(
-            *arguments, micro_batches=parts, clip_grad_norm=norm, clip_grad_value=value, **options
+            *arguments, accumulation_steps=parts, clip_grad_norm=norm, clip_grad_value=value, **options
         )
 
     def train_eager(self, batch):
@@ -70,7 +71,7 @@ def test_parts_of_a_batch_need_less_memory():
             images(1, batch=8, size=24)[0],
             loss_fn=F.cross_entropy,
             optimizer=sgd(model.parameters()),
-            micro_batches=parts,
+            accumulation_steps=parts,
             solver="none",
         )
         peaks.append(plan.peak_bytes)
@@ -78,19 +79,19 @@ def test_parts_of_a_batch_need_less_memory():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "error", "said"),
     [
-        ({"micro_batches": 3}, "batch of 4 cannot be cut into 3"),
-        ({"micro_batches": 0}, "at least 1, not 0"),
-        ({"micro_batches": True}, "at least 1, not True"),
-        ({"clip_grad_norm": -1}, "above 0 or None, not -1"),
-        ({"clip_grad_value": "1"}, "above 0 or None, not '1'"),
+        ({"accumulation_steps": 3}, CaptureError, "batch of 4 cannot be cut into 3"),
+        ({"accumulation_steps": 0}, OptionError, "at least 1, not 0"),
+        ({"accumulation_steps": True}, OptionError, "at least 1, not True"),
+        ({"clip_grad_norm": -1}, OptionError, "above 0 or None, not -1"),
+        ({"clip_grad_value": "1"}, OptionError, "above 0 or None, not '1'"),
     ],
 )
-def test_meaningless_options_are_refused(options, said):
+def test_meaningless_options_are_refused(options, error, said):
     model = mlp()
     for function in (olla_fx.optimize, olla_fx.plan):
-        with pytest.raises(CaptureError, match=said):
+        with pytest.raises(error, match=said):
             function(
                 model, vectors(1)[0], loss_fn=F.cross_entropy, optimizer=sgd(model.parameters()), **options
             )
