@@ -38,7 +38,7 @@ def test_figures_agree(plan):
     planned = {array.name for array in plan.problem.arrays if array.kind is ArrayKind.PLANNED}
     assert set(plan.offsets) == planned
     assert all(offset % 64 == 0 for offset in plan.offsets.values())
-    assert {"capture", "rewrite", "order", "place"} <= set(plan.timings)
+    assert {"capture", "passes", "dataflow", "order", "place"} <= set(plan.timings)
     assert all(seconds >= 0 for seconds in plan.timings.values())
     assert plan.provenance.order_found_by
     validate(plan.problem, plan.memory)
@@ -246,3 +246,16 @@ def test_the_memory_viewer_accepts_the_snapshot(plan, tmp_path):
     assert (
         "<html" in viewer.trace_plot(snapshot).lower() or "<!doctype" in viewer.trace_plot(snapshot).lower()
     )
+
+
+def test_a_plan_prints_as_one_line_and_reports_a_short_table():
+    model = mlp()
+    plan = olla_fx.plan(model, vectors(1)[0], loss_fn=F.cross_entropy, optimizer=sgd(model.parameters()))
+    for text in (repr(plan), str(plan), f"{plan}"):
+        assert "\n" not in text
+        assert len(text) < 120
+        assert f"{len(plan.order)} operators" in text
+        assert "proven smallest" in text
+    lines = plan.report().splitlines()
+    assert len(lines) <= 16
+    assert len({len(line) for line in lines}) == 1

@@ -1,0 +1,72 @@
+"""Options: checked once, given as one object or by keyword."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import olla_fx
+from olla_fx import Options
+from olla_fx.options import changed_options
+from olla_solvers.errors import OptionError, SolverUnavailableError
+from tests.olla_fx.helpers import mlp
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"accumulation_steps": 0},
+        {"accumulation_steps": True},
+        {"accumulation_steps": 2.0},
+        {"cache_size_limit": 0},
+        {"cache_size_limit": None},
+        {"clip_grad_norm": 0.0},
+        {"clip_grad_norm": True},
+        {"clip_grad_value": -1},
+        {"time_limit": -1.0},
+        {"time_limit": float("nan")},
+    ],
+)
+def test_values_without_a_meaning_are_refused_by_name(values):
+    with pytest.raises(OptionError, match=next(iter(values))):
+        Options(**values)
+
+
+def test_an_unknown_solver_is_refused():
+    with pytest.raises(SolverUnavailableError, match="cplex"):
+        Options(solver="cplex")
+
+
+def test_an_unknown_option_names_a_similar_one():
+    with pytest.raises(OptionError, match="did you mean accumulation_steps"):
+        olla_fx.plan(mlp().eval(), torch.ones(4, 6), accumulation_step=2)
+    with pytest.raises(OptionError, match="one of solver, time_limit"):
+        olla_fx.optimize(mlp().eval(), torch.ones(4, 6), mode="inference")
+
+
+def test_options_are_no_dictionary():
+    with pytest.raises(OptionError, match="not a dict"):
+        olla_fx.plan(mlp().eval(), torch.ones(4, 6), options={"solver": "none"})
+
+
+def test_keywords_change_an_options_object():
+    options = Options(solver="none", time_limit=3)
+    assert changed_options(options, {"time_limit": 4}) == Options(solver="none", time_limit=4)
+    assert changed_options(None, {}) == Options()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.solver = "cbc"
+
+
+@pytest.mark.parametrize(
+    "values", [{"accumulation_steps": 2}, {"clip_grad_norm": 1.0}, {"clip_grad_value": 1}]
+)
+def test_only_accumulation_and_clipping_change_gradients(values):
+    assert Options(**values).changes_gradients
+    assert not Options(solver="none", cuda_graph=True, return_outputs=True).changes_gradients
+
+
+def test_an_object_and_keywords_plan_alike():
+    model, x = mlp().eval(), torch.ones(4, 6)
+    by_object = olla_fx.plan(model, x, options=Options(solver="none"))
+    by_keyword = olla_fx.plan(model, x, solver="none")
+    assert (by_object.order, by_object.offsets) == (by_keyword.order, by_keyword.offsets)
