@@ -122,7 +122,7 @@ class _Builder:
             self._add_operator(node)
 
     def _add_boundary(self, node: fx.Node) -> None:
-        """An operator that reads the results; what has effects runs before it, what reads tangents after."""
+        """Add an operator that reads the results: effects come before it, readers of tangents after."""
         index = len(self.operators)
         self.operators.append(node)
         self.results.append([])
@@ -136,7 +136,7 @@ class _Builder:
             self.boundary_of.update(dict.fromkeys(storages_of(each.meta.get("val")), index))
 
     def _numbers_of(self, node: fx.Node) -> frozenset[int]:
-        """The operators whose Python numbers reach a node without passing through a tensor."""
+        """Return the operators whose Python numbers reach a node without passing through a tensor."""
         found: set[int] = set()
         for argument in node.all_input_nodes:
             if not _tensor_leaves(argument.meta.get("val")):

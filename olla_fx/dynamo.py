@@ -102,7 +102,7 @@ class UnplannedPiece:
 
 
 def _kinds(values: Sequence[Any]) -> Hashable:
-    """What tells calls apart: sizes, types, gradients, who shares a storage, and numbers."""
+    """Return what distinguishes calls: sizes, types, gradients, shared storages, and numbers."""
     kinds: list[Hashable] = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
     storages: dict[object, int] = {}
     for index, value in enumerate(values):
@@ -155,7 +155,7 @@ class DynamoPiece(nn.Module):
             setattr(self.piece, name, body)
 
     def with_numbers(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """The inputs, with the values of those that the graph only asks for theirs."""
+        """Return the inputs, replaced by their values if the graph asks for nothing else of them."""
         return tuple(each.item() if index in self._numbers else each for index, each in enumerate(inputs))
 
     def forward(self, *inputs: Any) -> Any:
@@ -169,7 +169,7 @@ def _asks_for_value(node: fx.Node) -> bool:
 
 
 def _is_number(piece: fx.GraphModule, placeholder: fx.Node) -> bool:
-    """Whether a graph, and the checkpoints in it, only ask for a placeholder's value."""
+    """Return True if a graph, and the checkpoints in it, only ask for a placeholder's value."""
     for user in placeholder.users:
         if _asks_for_value(user):
             continue
@@ -183,13 +183,13 @@ def _is_number(piece: fx.GraphModule, placeholder: fx.Node) -> bool:
 
 
 def _checkpointed(piece: fx.GraphModule, checkpoint: fx.Node) -> tuple[str, fx.GraphModule]:
-    """Name and graph of what a checkpoint runs."""
+    """Return the name and the graph of a checkpoint's body."""
     name = str(checkpoint.args[0].target)  # type: ignore[union-attr]
     return name, piece.get_submodule(name)  # type: ignore[return-value]
 
 
 def _inner_placeholders(body: fx.GraphModule, checkpoint: fx.Node, passed: fx.Node) -> list[fx.Node]:
-    """Where a checkpoint's graph receives an argument."""
+    """Return the placeholders by which a checkpoint's graph receives an argument."""
     placeholders = body.graph.find_nodes(op="placeholder")
     pairs = zip(placeholders, checkpoint.args[1:], strict=False)
     return [placeholder for placeholder, argument in pairs if argument is passed]
@@ -198,7 +198,7 @@ def _inner_placeholders(body: fx.GraphModule, checkpoint: fx.Node, passed: fx.No
 def backend(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
 ) -> PlannedPiece:
-    """The entry point ``olla_fx`` of ``torch_dynamo_backends``.
+    """Compile a graph of Dynamo's: the entry point ``olla_fx`` of ``torch_dynamo_backends``.
 
     Args:
         graph_module: what Dynamo captured.

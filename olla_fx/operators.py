@@ -62,7 +62,7 @@ def _fake_grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The product of each group: one for every matrix of a stack, or for every part that ``offs`` cuts."""
+    """Return the product of each group: of every matrix of a stack, or every part that ``offs`` cuts."""
     shape = [left.shape[-2], right.shape[-1]]
     if left.dim() == right.dim():
         shape.insert(0, left.shape[0] if offs is None else offs.shape[0])
@@ -83,6 +83,6 @@ UNDER_OWN_NAME = {aten._grouped_mm.default: grouped_mm}
 
 
 def with_both_bias_gradients(gradients: Any) -> tuple[torch.Tensor, ...]:
-    """The results of ``mkldnn_rnn_layer_backward`` from those of :data:`lstm_layer_backward`."""
+    """Return the results of ``mkldnn_rnn_layer_backward`` from those of :data:`lstm_layer_backward`."""
     bias = gradients[_FIRST_BIAS]
     return *gradients[:_SECOND_BIAS], bias.clone(), *gradients[_SECOND_BIAS:]

@@ -99,12 +99,12 @@ class Buffer:
         self.memory.poison(byte)
 
     def contains(self, address: int) -> bool:
-        """Whether an address lies in the buffer."""
+        """Return True if an address lies in the buffer."""
         return self.address <= address < self.address + self.buffer_bytes
 
     @property
     def outstanding_blocks(self) -> int:
-        """Blocks that were served, in any run, and are not freed; they keep the buffer's memory."""
+        """The number of blocks served, in any run, and not yet freed; they keep the buffer's memory."""
         return self.memory.outstanding
 
 
@@ -169,7 +169,7 @@ class Arena:
 
     @property
     def is_busy(self) -> bool:
-        """Whether :meth:`region` would refuse this thread now."""
+        """True if :meth:`region` would refuse this thread now."""
         return self.buffer.memory.is_busy or self._native.in_region()
 
     def counts(self) -> RunCounts:
@@ -177,27 +177,27 @@ class Arena:
         return RunCounts(*self._arena.counters())
 
     def recording(self) -> tuple[RecordedRequest, ...]:
-        """The requests of the last run, in order; empty if it was not recorded or has not ended."""
+        """Return the requests of the last run, in order; none if it was not recorded or has not ended."""
         return tuple(RecordedRequest(*row) for row in self._arena.recording())
 
     def outside_log(self) -> tuple[tuple[int, int, int], ...]:
-        """(operator, ordinal, bytes) of the first 256 requests of the last run that were not planned."""
+        """Return (operator, ordinal, bytes) of the last run's first 256 requests that were not planned."""
         return tuple(self._arena.outside_log())
 
 
 def available(device: torch.device = CPU) -> bool:
-    """Whether a device's native allocator can be used; builds it on the first call."""
+    """Return True if a device's native allocator can be used; builds it on the first call."""
     return native_module(device.type) is not None
 
 
 def begin_operator_function(device: torch.device = CPU) -> Callable[[int], None]:
-    """What emitted code calls before each operator: the native function, or one that does nothing."""
+    """Return what emitted code calls before each operator: the native function, or one that does nothing."""
     native = native_module(device.type)
     return _begin_nothing if native is None else native.begin_operator
 
 
 def in_region() -> bool:
-    """Whether the calling thread is in a region of any arena."""
+    """Return True if the calling thread is in a region of any arena."""
     return any(native.in_region() for native in loaded_modules())
 
 
@@ -219,7 +219,7 @@ def interrupted() -> Iterator[None]:
 
 
 def _begin_nothing(operator: int) -> None:
-    """Stands in for the native function where there is none."""
+    """Stand in for the native function if there is none."""
 
 
 def _require_native(device: torch.device) -> NativeModule:

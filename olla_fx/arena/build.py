@@ -49,7 +49,7 @@ class Library:
 
 
 def load(library: Library) -> ModuleType:
-    """Import a library, built first where that is to be done.
+    """Import a library; build it first if needed.
 
     Raises:
         ImportError, OSError, RuntimeError, subprocess.SubprocessError: when it cannot be built.

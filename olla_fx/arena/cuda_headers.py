@@ -29,7 +29,7 @@ class CudaHeadersError(RuntimeError):
 
 
 def library() -> Library:
-    """The library of the CUDA allocator.
+    """Return the library of the CUDA allocator.
 
     Raises:
         CudaHeadersError: when torch has no CUDA, or its CUDA's headers are not found.
@@ -47,7 +47,7 @@ def library() -> Library:
 
 
 def include_folders(wanted: str) -> tuple[Path, ...]:
-    """The folder of the headers of a CUDA; two where no folder has all of them.
+    """Return the folder of a CUDA version's headers; two folders if none has all of them.
 
     Args:
         wanted: the version, as in ``torch.version.cuda``; its first number must agree.
@@ -80,7 +80,7 @@ def include_folders(wanted: str) -> tuple[Path, ...]:
 
 
 def headers_version(folder: Path) -> str | None:
-    """The version of the CUDA runtime's headers in a folder; None if they are not (all) there."""
+    """Return the version of the CUDA runtime's headers in a folder; None if one is missing."""
     if not _has(folder, _RUNTIME_HEADERS):
         return None
     text = (folder / _VERSION_HEADER).read_text(encoding="utf-8", errors="replace")
@@ -96,7 +96,7 @@ def _has(folder: Path, headers: tuple[str, ...]) -> bool:
 
 
 def _candidates(major: str) -> Iterator[Path]:
-    """Folders to look into, the user's choice first."""
+    """Yield the folders to look into, the user's choice first."""
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
             yield Path(os.environ[variable]) / "include"

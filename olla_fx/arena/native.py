@@ -49,13 +49,13 @@ class NativeArena(Protocol):
         """End this thread's run; False if this thread runs no step in this arena."""
 
     def counters(self) -> tuple[int, int, int, int, int, int]:
-        """The fields of ``RunCounts``."""
+        """Return the fields of ``RunCounts``."""
 
     def outside_log(self) -> list[tuple[int, int, int]]:
-        """Operator, ordinal and bytes of requests that were not planned."""
+        """Return operator, ordinal and bytes of requests that were not planned."""
 
     def recording(self) -> list[tuple[int, int, int, int, int, int | None, int | None, bool, bool]]:
-        """The fields of ``RecordedRequest``."""
+        """Return the fields of ``RecordedRequest``."""
 
 
 class NativeModule(Protocol):
@@ -78,7 +78,7 @@ class NativeModule(Protocol):
         """Take back one ``interrupt``."""
 
     def in_region(self) -> bool:
-        """Whether this thread is in a region."""
+        """Return True if this thread is in a region."""
 
     def start_events(self) -> bool:
         """Record every thread's requests; False if somebody does already."""
@@ -98,7 +98,7 @@ _builds: dict[str, _Build] = {}
 
 
 def native_module(device_type: str = "cpu") -> NativeModule | None:
-    """A device's native module, built and installed on the first call; None where that is impossible.
+    """Return a device's native module, built and installed on the first call; None if that is impossible.
 
     Warns once per process and device, with what to do about it, when the build fails.
 
@@ -114,12 +114,12 @@ def native_module(device_type: str = "cpu") -> NativeModule | None:
 
 
 def loaded_modules() -> list[NativeModule]:
-    """The native modules that were made in this process."""
+    """Return the native modules that were loaded in this process."""
     return [each.module for each in list(_builds.values()) if each.module is not None]
 
 
 def build_seconds() -> float | None:
-    """Seconds that making native modules took in this process; None if none was made (yet)."""
+    """Return the seconds spent on loading native modules in this process; None if none was loaded."""
     made = [each.seconds for each in list(_builds.values()) if each.seconds is not None]
     return sum(made) if made else None
 

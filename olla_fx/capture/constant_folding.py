@@ -106,12 +106,12 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_deterministic(operator: Any) -> bool:
-    """Whether an operator gives the same values each time: none are random, and none uninitialised."""
+    """Return True if an operator's results are neither random nor uninitialised."""
     return torch.Tag.nondeterministic_seeded not in operator.tags and "empty" not in operator._schema.name
 
 
 def _written_tensors(operator: Any, arguments: tuple[Any, dict[str, Any]]) -> list[torch.Tensor]:
-    """The arguments that an operator writes to."""
+    """Return the arguments that an operator writes to."""
     args, kwargs = arguments
     if not operator._schema.is_mutable:
         return []

@@ -102,7 +102,7 @@ class FakeStep:
             return _tensors_in(self._shadow.model(*self._inputs))
 
     def aliases(self, outputs: Sequence[torch.Tensor]) -> list[OutputAlias | None]:
-        """For each output what it looks into: a tensor of the model, an input, or another output.
+        """Return for each output what it is a view of: a tensor of the model, an input, or another output.
 
         Args:
             outputs: from :meth:`forward`.
@@ -165,7 +165,7 @@ def _tensors_in(structure: object) -> list[torch.Tensor]:
 
 
 def _is_alias(index: int, output: torch.Tensor, bases: _Bases) -> bool:
-    """Whether an output is to be made from another tensor; not the tensor that others are made from."""
+    """Return True if an output is to be a view of another tensor, not the base of others."""
     base = bases.get(torch_compat.storage_key(output))
     if base is None or base[0] == index or output.numel() == 0:
         return False
@@ -188,7 +188,7 @@ def _alias(
 
 
 def eager_baseline(request: StepRequest) -> Baseline:
-    """What eager PyTorch needs for a step, followed under fake tensors.
+    """Measure what eager PyTorch needs for a step, followed under fake tensors.
 
     Args:
         request: the step; nothing of it is changed, nothing is computed.

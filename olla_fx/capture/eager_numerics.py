@@ -38,7 +38,7 @@ class AsEager(KnownValues):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        """Prepare; nothing was traced yet."""
+        """Start without traced operators."""
         super().__init__()
         self.draws = Draws()
 
@@ -84,7 +84,7 @@ def _lstm_layer_backward(*arguments: Any) -> Any:
 
 
 def _self_attention(*arguments: Any, **options: Any) -> Any:
-    """The fused kernel gives no weights unless asked; its fake form always does."""
+    """Return no attention weights unless asked, as the fused kernel does; its fake form always returns them."""
     position = [each.name for each in _SELF_ATTENTION._schema.arguments].index("need_weights")
     attended, weights = _SELF_ATTENTION(*arguments, **options)
     given = options.get("need_weights", True) if position >= len(arguments) else arguments[position]
@@ -118,7 +118,7 @@ _STAND_INS: dict[Any, Callable[..., Any]] = {
 
 
 def _functional_form(operator: torch_compat.OpOverload) -> torch_compat.OpOverload | None:
-    """The functional twin of an in-place operator; None without one, or when it draws random numbers."""
+    """Return the functional form of an in-place operator; None without one, or if it draws random numbers."""
     name = operator._schema.name.removeprefix("aten::")
     if operator.namespace != "aten" or not name.endswith("_") or name.endswith("__"):
         return None
@@ -132,7 +132,7 @@ def _functional_form(operator: torch_compat.OpOverload) -> torch_compat.OpOverlo
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor fills a piece of memory without gaps, in any order of its dimensions."""
+    """Return True if a tensor fills its memory without gaps, in any order of its dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 0:

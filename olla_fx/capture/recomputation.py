@@ -28,7 +28,7 @@ class Draws:
     """
 
     def __init__(self) -> None:
-        """Know no draw yet."""
+        """Start without draws."""
         self._results: dict[tuple[int, str, tuple[torch.Size, ...]], Any] = {}
         self.recomputed = 0
 

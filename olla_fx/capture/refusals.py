@@ -62,7 +62,7 @@ def refuse_mixed_types(graph_module: fx.GraphModule, model: nn.Module) -> None:
 
 
 def _refused_types(node: fx.Node) -> set[torch.dtype]:
-    """The element types that an operator's kernel would refuse; empty where it takes them."""
+    """Return the element types that an operator's kernel would refuse; none if it takes them."""
     if node.target in _CLASS_LOSSES:
         return {node.all_input_nodes[1].meta["val"].dtype} - {torch.int64, torch.uint8}
     if node.target not in _ONE_TYPE | _NORMS:
@@ -178,7 +178,7 @@ def explained(model: nn.Module) -> Iterator[None]:
 
 
 def _way_out(model: nn.Module, error: Exception) -> str:
-    """What to do about control flow that depends on data."""
+    """Return advice about control flow that depends on data."""
     if any(frame.name == "_detect_is_causal_mask" for frame in traceback.extract_tb(error.__traceback__)):
         return (
             "nn.TransformerEncoder and nn.TransformerDecoder look whether a mask is causal unless they are "
@@ -195,7 +195,7 @@ def _way_out(model: nn.Module, error: Exception) -> str:
 
 
 def _where(error: Exception) -> str:
-    """The innermost line, of code neither torch's nor ours, where an error arose; empty without one."""
+    """Return the innermost line, neither torch's nor ours, that raised an error; empty without one."""
     own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith((*own, "<")):

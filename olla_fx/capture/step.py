@@ -89,7 +89,7 @@ def _trace(request: StepRequest, unused: frozenset[str]) -> tuple[Tracing, fx.Gr
 
 
 def _written(graph_module: fx.GraphModule) -> frozenset[int]:
-    """The placeholders that the step updates; functionalisation leaves one ``copy_`` for each."""
+    """Return the placeholders that the step updates; functionalisation leaves one ``copy_`` for each."""
     copies = graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     targets = {copy.args[0] for copy in copies}
     placeholders = graph_module.graph.find_nodes(op="placeholder")
@@ -97,7 +97,7 @@ def _written(graph_module: fx.GraphModule) -> frozenset[int]:
 
 
 def _tangents_of_gradients(graph_module: fx.GraphModule, tracing: Tracing) -> tuple[frozenset[int], ...]:
-    """For each gradient, which tangents reach it; where none of them is given, eager has no gradient."""
+    """Return for each gradient which tangents reach it; if none of them is given, eager has no gradient."""
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     tangents = [
         node for node, each in zip(placeholders, tracing.inputs, strict=True) if each.role is Role.TANGENT

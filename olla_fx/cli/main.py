@@ -210,7 +210,7 @@ def _run_order(parsed: argparse.Namespace) -> None:
 
 
 def _run_joint(parsed: argparse.Namespace, problem: Problem) -> None:
-    """Order and place by one program; ``auto`` is HiGHS, which has no limit of size."""
+    """Order and place by one integer program; ``auto`` is HiGHS, which has no size limit."""
     if parsed.solver == "none":
         raise _UsageError("--joint is an integer program: name its --solver, or leave it out")
     solver = "highs" if parsed.solver == "auto" else parsed.solver

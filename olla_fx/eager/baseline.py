@@ -50,7 +50,7 @@ class Baseline:
     source: BaselineSource
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as a JSON-ready dictionary."""
+        """Return the fields as a JSON-ready dictionary."""
         return {
             "live_peak_bytes": self.live_peak_bytes,
             "reserved_bytes": self.reserved_bytes,
@@ -177,7 +177,7 @@ class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return results
 
     def finish(self) -> tuple[AllocationEvent, ...]:
-        """The events; those after this call are not noted."""
+        """Return the events; later ones are not noted."""
         self._finished = True
         self._known.clear()
         return tuple(self._events)

@@ -39,7 +39,7 @@ class Period:
 
 
 def find_period(events: Sequence[AllocationEvent]) -> Period | None:
-    """The iteration of a loop.
+    """Find the iteration of a loop.
 
     Args:
         events: requests and frees, in order.
@@ -60,7 +60,7 @@ def find_period(events: Sequence[AllocationEvent]) -> Period | None:
 
 
 def _symbols(events: Sequence[AllocationEvent]) -> npt.NDArray[np.int64]:
-    """One number for each kind of event: a request's size; a free's size and the age of what it frees."""
+    """Number the kinds of events: a request's size; a free's size and the age of its block."""
     requested: dict[int, int] = {}
     known: dict[tuple[bool, int, int], int] = {}
     symbols = np.empty(len(events), dtype=np.int64)
@@ -74,7 +74,7 @@ def _symbols(events: Sequence[AllocationEvent]) -> npt.NDArray[np.int64]:
 
 
 def _candidates(symbols: npt.NDArray[np.int64]) -> list[int]:
-    """Distances between occurrences of rare symbols, up to half the stream."""
+    """Return the distances between occurrences of rare symbols, up to half the stream."""
     counts = np.bincount(symbols) if len(symbols) else np.empty(0, dtype=np.int64)
     coming_back = [int(each) for each in np.argsort(counts, kind="stable") if counts[each] > 1]
     found: set[int] = set()
@@ -97,7 +97,7 @@ def _longest_run(same: npt.NDArray[np.bool_]) -> tuple[int, int]:
 
 
 def spans_of_iteration(events: Sequence[AllocationEvent], period: Period) -> tuple[Span, ...]:
-    """One iteration's blocks as rectangles.
+    """Return one iteration's blocks as rectangles.
 
     The iteration is cut where least is alive. A block that lives on into the next one is alive all the time,
     for its successor is requested while it still is.
@@ -121,7 +121,7 @@ def spans_of_iteration(events: Sequence[AllocationEvent], period: Period) -> tup
 
 
 def _quietest(events: Sequence[AllocationEvent], period: Period) -> int:
-    """Where in the last but one repetition the fewest bytes of its own are alive."""
+    """Return the event of the last but one repetition at which the fewest of its own bytes are alive."""
     start = period.start + (period.repetitions - 2) * period.length
     alive, least, best = 0, None, start
     for index in range(start, start + period.length):

@@ -42,7 +42,7 @@ class LoopReport:
     buffer_bytes: int
 
     def __str__(self) -> str:
-        """A table."""
+        """Return a table."""
         return format_table(
             [
                 ("iterations seen", f"{self.iterations}"),

@@ -146,7 +146,7 @@ class _Phase:
             self._emitted[free] = self.target.node_copy(free, self._find)
 
     def _find(self, node: fx.Node) -> fx.Node:
-        """A source node's copy; what the phase before made is taken out of the list of what it kept."""
+        """Return a source node's copy; values of the phase before are popped from the list that it kept."""
         if node not in self._emitted:
             if self._before is None or self._kept is None or node not in self._before._emitted:
                 raise ValueError(f"{node.name} is used before it is made")
@@ -157,7 +157,7 @@ class _Phase:
 
 
 def _first_line(graph: fx.Graph) -> fx.Node:
-    """The first node that is neither a placeholder nor takes over a kept value."""
+    """Return the first node that is neither a placeholder nor takes over a kept value."""
     return next((node for node in graph.nodes if node.op not in ("placeholder", "call_method")), graph._root)
 
 
@@ -167,7 +167,7 @@ def _placeholder_name(step_input: StepInput) -> str:
 
 
 def _comments(dataflow: Dataflow, problem: Problem, plan: MemoryPlan) -> dict[str, str]:
-    """For each operator, where and how long its arrays live."""
+    """Describe for each operator the offsets and lifetimes of its arrays."""
     index = {each.name: position for position, each in enumerate(problem.operators)}
     order = [index[name] for name in plan.order]
     living = lifetimes(problem, order)
@@ -195,7 +195,7 @@ def _comments(dataflow: Dataflow, problem: Problem, plan: MemoryPlan) -> dict[st
 
 
 def _annotate(comments: Mapping[str, str]) -> Callable[[list[str]], list[str]]:
-    """A code transformer that puts each comment behind the line that assigns its name."""
+    """Return a code transformer that puts each comment behind the line that assigns its name."""
 
     def transform(body: list[str]) -> list[str]:
         annotated = []

@@ -98,7 +98,7 @@ def build_model(
 
 
 def _builder(name: str) -> tuple[_Build, str]:
-    """The function that builds a name, and what it is to be given."""
+    """Return the function that builds a model, and the name to call it with."""
     family, _, short_name = name.partition(":")
     builders: dict[str, _Build] = {
         "torchvision": torchvision_case,

@@ -83,5 +83,5 @@ def require_package(package: str) -> None:
 
 
 def labels(classes: int, wanted: Wanted) -> torch.Tensor:
-    """Random class labels, one for each example."""
+    """Draw random class labels, one for each example."""
     return torch.randint(classes, (wanted.batch_size,))

@@ -85,7 +85,7 @@ class CausalLanguageModel(nn.Module):
         self.model = model
 
     def forward(self, tokens: torch.Tensor) -> Any:
-        """Logits for the token after each one.
+        """Compute the logits for the token after each one.
 
         Args:
             tokens: numbers, a text in each row.
@@ -96,7 +96,7 @@ class CausalLanguageModel(nn.Module):
 
 
 def logits_loss(outputs: Any, target: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of the logits of a transformers model.
+    """Compute the cross entropy of the logits of a transformers model.
 
     Args:
         outputs: with a field ``logits``, whose last dimension are the classes.

@@ -36,7 +36,7 @@ _operator_library: torch.library.Library | None = None
 
 
 def import_torchvision() -> ModuleType:
-    """Import torchvision, also where its compiled half does not fit the installed torch.
+    """Import torchvision, even if its compiled half does not fit the installed torch.
 
     torchvision's wheels on the package index are built for CUDA. Under a torch for CPUs its library does
     not load, and the import ends at two operators that only detection models use. Only then are these
@@ -131,7 +131,7 @@ def _segmentation_case(models: ModuleType, name: str, wanted: Wanted) -> ModelCa
 
 
 def auxiliary_loss(outputs: Any, target: torch.Tensor, *, weight: float) -> torch.Tensor:
-    """Cross entropy of a model with auxiliary classifiers, as in the papers of GoogLeNet and Inception v3.
+    """Add up cross entropies of all classifiers, as in the papers of GoogLeNet and Inception v3.
 
     Args:
         outputs: a named tuple whose first field is the main classifier's; or that one's logits alone.
@@ -152,7 +152,7 @@ def auxiliary_loss(outputs: Any, target: torch.Tensor, *, weight: float) -> torc
 
 
 def segmentation_loss(outputs: Any, target: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of a segmentation model; its auxiliary classifier, if any, counts half.
+    """Compute a segmentation model's cross entropy; an auxiliary classifier counts half.
 
     Args:
         outputs: a mapping with ``out`` and perhaps ``aux``.

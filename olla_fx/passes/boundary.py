@@ -61,7 +61,7 @@ def _belongs_to_forward(node: fx.Node) -> bool:
 
 
 def _base(node: fx.Node) -> fx.Node:
-    """The node whose storage a chain of views looks into."""
+    """Return the node whose storage a chain of views shares."""
     while node.op == "call_function" and node.all_input_nodes and is_free(node):
         node = node.all_input_nodes[0]
     return node

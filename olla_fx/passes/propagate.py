@@ -20,7 +20,7 @@ class _Propagator(fx.Interpreter):
         self._fake_mode = fake_mode
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """A constant of the graph, as a fake: views of it must share its storage."""
+        """Return a constant of the graph as a fake tensor: views of it must share its storage."""
         constant = super().get_attr(target, args, kwargs)
         if isinstance(constant, torch.Tensor):
             return self._fake_mode.from_tensor(constant, static_shapes=True)

@@ -34,20 +34,20 @@ class Region:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Region:
-        """The region of a tensor that is not empty."""
+        """Return the region of a tensor that is not empty."""
         item = tensor.element_size()
         pairs = zip(tensor.shape, tensor.stride(), strict=True)
         extents = tuple((size, stride * item) for size, stride in pairs if size != 1)
         return cls(storage_key(tensor), int(tensor.storage_offset()) * item, ((item, 1), *extents))
 
     def columns(self, row_bytes: int) -> tuple[int, int] | None:
-        """First and last column, exclusive, within rows of a length; None when it spills over a row's end."""
+        """Return the half-open interval of columns in rows of a length; None if it spills over a row's end."""
         width = 1 + sum((size - 1) * stride for size, stride in self.extents if stride % row_bytes)
         start = self.offset_bytes % row_bytes
         return (start, start + width) if start + width <= row_bytes else None
 
     def overlaps(self, other: Region) -> bool:
-        """Whether the two may have a byte in common; False only when they surely have none."""
+        """Return True if the two may have a byte in common; False only if they surely have none."""
         if self.storage != other.storage:
             return False
         everything = 1 + max(
@@ -63,7 +63,7 @@ class Region:
 
 
 def has_known_elements(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether a node's value is a tensor of fixed size that is not empty."""
+    """Return True if a node's value is a tensor of fixed size that is not empty."""
     return isinstance(value, torch.Tensor) and type(value.numel()) is int and value.numel() > 0
 
 
@@ -101,11 +101,11 @@ class Regions:
         return Region(storage, offset_bytes, region.extents)
 
     def is_kept(self, node: fx.Node) -> bool:
-        """Whether a node lies in a storage of the caller's, or in one that is returned."""
+        """Return True if a node lies in a storage of the caller's, or in one that is returned."""
         return any(region.storage in self._kept for region in self.of(node))
 
     def readers(self, region: Region) -> set[fx.Node]:
-        """The operators that read or write a byte of a region, through any view of it."""
+        """Return the operators that read or write a byte of a region, through any view of it."""
         return {
             user
             for node in self._nodes.get(region.storage, ())

@@ -66,7 +66,7 @@ def reinplace(graph: fx.Graph) -> int:
 
 
 def _place_for(node: fx.Node, regions: Regions, ancestors: Mapping[fx.Node, int]) -> fx.Node | None:
-    """The first argument whose storage can become the result's, at no cost in any order."""
+    """Return the first argument whose storage can become the result's, at no cost in any order."""
     for argument in node.all_input_nodes:
         twin = in_place_form(node.target) if argument is node.args[0] else None
         if (twin or out_form(node.target)) and _may_share(node, argument, regions, ancestors):
@@ -85,7 +85,7 @@ def _may_share(node: fx.Node, target: fx.Node, regions: Regions, ancestors: Mapp
 
 
 def _same_layout(node: fx.Node, target: fx.Node) -> bool:
-    """Whether result and argument have the same shape, type and strides, and fill their storages."""
+    """Return True if both have the same shape, type and strides, and fill their storages."""
     made, given = node.meta.get("val"), target.meta.get("val")
     if not has_known_elements(made) or not has_known_elements(given):
         return False
@@ -96,7 +96,7 @@ def _same_layout(node: fx.Node, target: fx.Node) -> bool:
 
 
 def _arguments_agree(node: fx.Node, target: fx.Node) -> bool:
-    """Whether all arguments of the result's shape lie in memory like ``target``, but for spread-out ones.
+    """Return True if all arguments of the result's shape have the strides of ``target``, or are expanded.
 
     Where they do not, the layout of a fake result is not always that of a real one (``elu_backward``).
     """
@@ -112,7 +112,7 @@ def _arguments_agree(node: fx.Node, target: fx.Node) -> bool:
 
 
 def _may_overwrite(node: fx.Node, target: fx.Node, regions: Regions, until: fx.Node | None = None) -> bool:
-    """Whether ``node`` may write to ``target`` where it stands.
+    """Return True if ``node`` may write to ``target`` in its place in the graph.
 
     Nobody reads the old value later, except ``until``, and the node itself reads it in no other way.
     """
@@ -160,13 +160,13 @@ def _reinplace_copy(copy: fx.Node, regions: Regions) -> int:
 
 
 def _same_kind(copy: fx.Node, value: fx.Node) -> bool:
-    """Whether a copy neither broadcasts nor converts what it copies."""
+    """Return True if a copy neither broadcasts nor converts."""
     made, given = copy.meta["val"], value.meta["val"]
     return bool(made.shape == given.shape and made.dtype == given.dtype)
 
 
 def _is_value_of_target(copy: fx.Node, target: fx.Node, value: fx.Node) -> bool:
-    """Whether a copied value is an element-wise operator on ``target`` first of all, and only copied."""
+    """Return True if a copied value is an element-wise operator, first on ``target``, and only copied."""
     return (
         is_element_wise(value.target)
         and not draws_random_numbers(value)
@@ -189,7 +189,7 @@ def _copy_into_new_tensor(copy: fx.Node, regions: Regions) -> None:
 
 
 def _ancestors(graph: fx.Graph) -> dict[fx.Node, int]:
-    """For each node, the set of positions of all nodes that it waits for, as the bits of a number."""
+    """Return for each node the positions of its ancestors, as the bits of a number."""
     found: dict[fx.Node, int] = {}
     for index, node in enumerate(graph.nodes):
         found[node] = 1 << index

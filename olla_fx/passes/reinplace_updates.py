@@ -67,7 +67,7 @@ def reinplace_updates(graph: fx.Graph) -> tuple[str, ...]:
 
 
 def in_place_form(target: object) -> torch_compat.OpOverload | None:
-    """The in-place twin of an operator: same arguments, first one written to; None without one."""
+    """Return the in-place form of an operator: same arguments, first one written to; None without one."""
     if not isinstance(target, torch_compat.OpOverload) or target.namespace != "aten":
         return None
     packet = getattr(aten, f"{target._schema.name.removeprefix('aten::')}_", None)
@@ -80,7 +80,7 @@ def in_place_form(target: object) -> torch_compat.OpOverload | None:
 
 
 def out_form(target: object) -> torch_compat.OpOverload | None:
-    """The ``out=`` twin of an element-wise operator; only one with a kernel that writes there itself."""
+    """Return the ``out=`` form of an element-wise operator if it has a kernel that writes there itself."""
     if not is_element_wise(target):
         return None
     packet, wanted = target.overloadpacket, _signature(target._schema.arguments)  # type: ignore[attr-defined]
@@ -95,7 +95,7 @@ def out_form(target: object) -> torch_compat.OpOverload | None:
 
 
 def is_element_wise(target: object) -> bool:
-    """Whether each element of an operator's one result depends on the same elements of its arguments."""
+    """Return True if each element of the one result depends on the same elements of the arguments only."""
     return isinstance(target, torch_compat.OpOverload) and (
         torch.Tag.pointwise in target.tags or target in _ELEMENT_WISE_WITHOUT_TAG
     )
@@ -119,7 +119,7 @@ def write_over(node: fx.Node, argument: Any) -> None:
 
 
 def _trailing_copies(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Placeholder → the ``copy_`` that updates it; those updated once only."""
+    """Return for each placeholder that is updated once the ``copy_`` that does so."""
     copies: dict[fx.Node, fx.Node] = {}
     repeated: set[fx.Node] = set()
     for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
@@ -132,7 +132,7 @@ def _trailing_copies(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 
 def _chain_from(target: fx.Node, value: object, graph: fx.Graph) -> list[fx.Node] | None:
-    """The operators that lead from ``target`` to ``value``, first to last, if all may be in place."""
+    """Return the operators that lead from ``target`` to ``value``, in order, if all may be in place."""
     chain: list[fx.Node] = []
     position = {node: index for index, node in enumerate(graph.nodes)}
     node = value
@@ -152,7 +152,7 @@ def _chain_from(target: fx.Node, value: object, graph: fx.Graph) -> list[fx.Node
 
 
 def _fits(node: fx.Node, previous: fx.Node, target: fx.Node) -> bool:
-    """Whether a link's result has the target's shape, type and layout, and aliases nothing else."""
+    """Return True if a link's result has the target's shape, type and layout, and aliases nothing else."""
     wanted, made = target.meta["val"], node.meta.get("val")
     if not isinstance(made, torch.Tensor) or made.is_complex():
         return False
@@ -165,12 +165,12 @@ def _fits(node: fx.Node, previous: fx.Node, target: fx.Node) -> bool:
 
 
 def _mentions(node: fx.Node, argument: fx.Node) -> int:
-    """How often a node stands among another's arguments."""
+    """Count how often a node is an argument of another."""
     return sum(leaf is argument for leaf in pytree.tree_leaves((node.args, node.kwargs)))
 
 
 def _last_reader(node: fx.Node, previous: fx.Node, target: fx.Node, position: Mapping[fx.Node, int]) -> bool:
-    """Whether every other reader of the old value, through any view, stands before ``node``."""
+    """Return True if every other reader of the old value, through any view, comes before ``node``."""
     readers = {user for each in _views_of(previous) for user in each.users} - {node}
     return all(
         position[user] < position[node] or (user.target is aten.copy_.default and user.args[0] is target)
@@ -179,7 +179,7 @@ def _last_reader(node: fx.Node, previous: fx.Node, target: fx.Node, position: Ma
 
 
 def _views_of(node: fx.Node) -> list[fx.Node]:
-    """A node and all nodes that look into its storage."""
+    """Return a node and all views of its storage."""
     keys = {key for key in storages_of(node.meta.get("val")) if key is not None}
     found, pending = [node], [node]
     while pending:

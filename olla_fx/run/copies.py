@@ -11,7 +11,7 @@ from olla_fx import torch_compat
 
 
 def copies_of(values: Sequence[Any]) -> list[Any]:
-    """Copies of all tensors, those in one storage together; other values as they are."""
+    """Copy all tensors, those in one storage together; return other values as they are."""
     tensors = [each for each in values if isinstance(each, torch.Tensor)]
     storages = {torch_compat.storage_key(each): each.untyped_storage() for each in tensors}
     copied = {key: storage.clone() for key, storage in storages.items()}  # type: ignore[no-untyped-call]

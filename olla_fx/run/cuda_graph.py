@@ -161,7 +161,7 @@ class GraphedStep:
             lease.release()
 
     def _run_on_stream(self, lease: Lease, values: Sequence[Any]) -> Any:
-        """A step without a graph, on the stream that the graph will be captured from."""
+        """Run a step without a graph, on the stream that the graph will be captured from."""
         stream = _capture_stream(self._device)
         outer = torch.cuda.current_stream(self._device)
         stream.wait_stream(outer)
@@ -175,7 +175,7 @@ class GraphedStep:
         return results
 
     def _fits(self, values: Sequence[Any]) -> bool:
-        """Whether the graph that there is does what a step with these values would do."""
+        """Return True if the captured graph does what a step with these values would do."""
         present = self._captured
         arena = None if present is None else present.arena()
         return (
@@ -243,7 +243,7 @@ class GraphedStep:
 
 @functools.cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all graphs of a device: libraries keep a workspace for each stream that they worked on."""
+    """Return one stream for all graphs of a device: libraries keep a workspace for each stream they used."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
@@ -257,7 +257,7 @@ def _cause_of(error: RuntimeError) -> str:
 
 
 def _lease_of_nothing() -> Lease:
-    """For a run within another one's lease."""
+    """Return a lease for a run within another one's lease."""
     lock = threading.Lock()
     lock.acquire()
     return Lease(lock)

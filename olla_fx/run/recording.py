@@ -200,7 +200,7 @@ def _place_workspace(
 
 
 def problem_with_workspaces(problem: Problem, record: StepRecord, alignment_bytes: int) -> Problem:
-    """The problem with what was recorded: workspaces, and arrays at least as large as requested."""
+    """Return the problem with what was recorded: workspaces, and arrays at least as large as requested."""
     requested: dict[int, int] = {}
     for each in record.operators.values():
         for _, size_bytes, array in each.arrays:
@@ -217,7 +217,7 @@ def problem_with_workspaces(problem: Problem, record: StepRecord, alignment_byte
 
 
 def expected_requests(dataflow: Dataflow, plan: MemoryPlan) -> list[PlannedRequest]:
-    """The requests to expect in a first call, before anything was recorded: one for each array.
+    """Return the requests to expect in a first call, before anything was recorded: one for each array.
 
     Their ordinals are a guess; the arena serves them loosely, by operator and size. An array of the size of
     one that the same operator makes for the caller is left out: the two could be taken for each other, and
@@ -241,7 +241,7 @@ def expected_requests(dataflow: Dataflow, plan: MemoryPlan) -> list[PlannedReque
 
 
 def planned_requests(problem: Problem, plan: MemoryPlan, record: StepRecord) -> list[PlannedRequest]:
-    """The requests to expect in a step, with the address that each gets.
+    """Return the requests to expect in a step, with the address that each gets.
 
     Args:
         problem: the one that was planned.

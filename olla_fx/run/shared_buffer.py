@@ -16,7 +16,7 @@ class SharedBuffer:
     """One buffer for all plans of a module; allocated when first needed, and anew for a larger plan."""
 
     def __init__(self) -> None:
-        """Know no plan yet."""
+        """Start without plans."""
         self._wanted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._buffer: arena.Buffer | None = None
         self._arenas: weakref.WeakKeyDictionary[Any, arena.Arena] = weakref.WeakKeyDictionary()
@@ -30,7 +30,7 @@ class SharedBuffer:
             self._arenas.pop(plan_owner, None)
 
     def _buffer_for(self, plan_owner: object, device: torch.device) -> arena.Buffer:
-        """A buffer of the size of the largest plan; where that does not fit, of the owner's own plan."""
+        """Return a buffer of the largest plan's size; of the owner's own plan's if that does not fit."""
         with self._sizing:
             needed, largest = self._wanted[plan_owner], max(self._wanted.values())
         buffer = self._buffer
@@ -80,7 +80,7 @@ class SharedBuffer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a run holds the buffer."""
+        """True if a run holds the buffer."""
         return self._busy.locked()
 
     def poison(self, byte: int = 0xFF) -> None:
@@ -103,5 +103,5 @@ class Lease:
             busy.release()
 
     def __del__(self) -> None:
-        """A run whose graph the caller dropped ends here."""
+        """End a run whose graph the caller dropped."""
         self.release()

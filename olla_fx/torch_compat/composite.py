@@ -101,7 +101,7 @@ def _cudnn_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    """CuDNN's batch norm; in training as an operator whose schema says that it writes the running statistics.
+    """Run cuDNN's batch norm; in training by an operator whose schema says that it writes the statistics.
 
     That one's kernel chooses cuDNN just when eager does. Its counterpart for inference has a kernel for the
     CPU alone; there cuDNN's own, which writes nothing then, is differentiated as in eager.

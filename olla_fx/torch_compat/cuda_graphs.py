@@ -35,13 +35,13 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterato
 
 
 def captures_current_stream() -> bool:
-    """Whether somebody is capturing the calling thread's current stream; False where there is no CUDA."""
+    """Return True if the calling thread's current stream is being captured; False without CUDA."""
     present = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return bool(present and torch.cuda.is_current_stream_capturing())
 
 
 def _end_allocations(device_index: int, pool: tuple[int, int]) -> bool:
-    """Whether the capture did not come to its end, so that its memory pool was still in use."""
+    """End allocating to a memory pool; return True if it was in use, so that the capture did not end."""
     try:
         torch._C._cuda_endAllocateToPool(device_index, pool)
     except RuntimeError:  # it did, and the graph itself gives its pool back; or it never began

@@ -20,7 +20,7 @@ DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...] = (
 
 
 def new_fake_mode() -> Any:
-    """A ``FakeTensorMode`` in which ``.item()`` gives a symbolic number instead of an error."""
+    """Return a ``FakeTensorMode`` in which ``.item()`` gives a symbolic number instead of an error."""
     return _fake_tensor.FakeTensorMode(
         allow_non_fake_inputs=True, shape_env=_symbolic_shapes.ShapeEnv(allow_scalar_outputs=True)
     )

@@ -23,7 +23,7 @@ UNINITIALIZED = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 
 
 def direct_call(operator: object) -> Callable[..., Any]:
-    """What an operator's Python wrapper calls; other callables are what they are."""
+    """Return what an operator's Python wrapper calls; other callables as they are."""
     if type(operator) is OpOverload:
         call: Callable[..., Any] = operator._op
         return call
@@ -33,16 +33,16 @@ def direct_call(operator: object) -> Callable[..., Any]:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """A number that two live tensors share exactly if they share their storage."""
+    """Return a number that two live tensors share exactly if they share their storage."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def storage_keys(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """:func:`storage_key` of many tensors."""
+    """Return :func:`storage_key` of each tensor."""
     return list(map(_address_of, map(torch.Tensor.untyped_storage, tensors)))
 
 
 def tensor_dictionary() -> MutableMapping[torch.Tensor, Any]:
-    """A dictionary whose keys are tensors, by identity; it does not keep them alive."""
+    """Return a dictionary with tensors as keys, by identity; it does not keep them alive."""
     dictionary: MutableMapping[torch.Tensor, Any] = WeakTensorKeyDictionary()
     return dictionary

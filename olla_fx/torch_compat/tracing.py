@@ -92,7 +92,7 @@ def _fused_inference_layers() -> Iterator[None]:
 
 
 def any_overrides(arguments: Sequence[object]) -> bool:
-    """Whether a tensor's class has a ``__torch_function__`` of its own."""
+    """Return True if a tensor's class has a ``__torch_function__`` of its own."""
     inherited: Any = torch.Tensor.__torch_function__
     plain = (inherited.__func__, torch._C._disabled_torch_function_impl)
     methods = (getattr(type(each), "__torch_function__", None) for each in arguments)
