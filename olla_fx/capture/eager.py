@@ -1,4 +1,4 @@
-"""An eager step under fake tensors: what PyTorch itself would do, followed without doing it.
+"""Follows an eager step on fake tensors: what PyTorch itself would do, without computing it.
 
 The step runs ``zero_grad``, forward, ``backward`` and ``optimizer.step`` on fake copies, gradients
 living in ``.grad`` as eager keeps them. It tells which parameters get a gradient, and what eager needs.
@@ -14,7 +14,7 @@ from torch import nn
 
 from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
-from olla_fx.capture.constant_folding import KnownValues
+from olla_fx.capture.constant_folding import ConstantFolding
 from olla_fx.capture.gradients import clip, micro_batches, share_of_loss
 from olla_fx.capture.inputs import Role, TensorSlot, TensorSpec, tensor_slots
 from olla_fx.capture.model_copy import ShadowModel
@@ -81,12 +81,12 @@ class FakeStep:
                 state[name] = present or optimizers.initial_state(optimizer, group, fake)
         groups = optimizer.param_groups
         scalars: dict[str, Any] = {slot.name: slot.read(groups) for slot in layout.scalars}
-        scalars |= {each.name: self._empty(each.read(groups)) for each in layout.tensors}
+        scalars |= {slot.name: self._empty(slot.read(groups)) for slot in layout.tensors}
         return layout, state, scalars
 
     def __call__(self) -> object:
         """Run one eager step; gradients are left in ``.grad`` until the update is done."""
-        with self.fake_mode, KnownValues():
+        with self.fake_mode, ConstantFolding():
             if self.request.mode is Mode.INFERENCE:
                 with torch.no_grad():
                     return self._shadow.model(*self._inputs)
@@ -97,8 +97,8 @@ class FakeStep:
             return loss
 
     def forward(self) -> list[torch.Tensor]:
-        """Run forward only; the tensors among its outputs."""
-        with self.fake_mode, KnownValues(), torch.enable_grad():
+        """Run forward only; return the tensors among its outputs."""
+        with self.fake_mode, ConstantFolding(), torch.enable_grad():
             return _tensors_in(self._shadow.model(*self._inputs))
 
     def aliases(self, outputs: Sequence[torch.Tensor]) -> list[OutputAlias | None]:
@@ -109,14 +109,13 @@ class FakeStep:
         """
         given = [*self._tensors, *_tensors_in(self._inputs)]
         bases: _Bases = {
-            torch_compat.storage_key(each): (None, index, each) for index, each in enumerate(given)
+            torch_compat.storage_key(tensor): (None, index, tensor) for index, tensor in enumerate(given)
         }
-        for index in sorted(range(len(outputs)), key=lambda each: -outputs[each].numel()):
-            output = outputs[index]
+        for index, output in sorted(enumerate(outputs), key=lambda pair: -pair[1].numel()):
             size_bytes = output.numel() * output.element_size()
             if size_bytes == output.untyped_storage().nbytes() > 0:
                 bases.setdefault(torch_compat.storage_key(output), (index, None, output))
-        kept = [index for index, each in enumerate(outputs) if not _is_alias(index, each, bases)]
+        kept = [index for index, output in enumerate(outputs) if not _is_alias(index, output, bases)]
         return [
             None if index in kept else _alias(output, bases[torch_compat.storage_key(output)], kept)
             for index, output in enumerate(outputs)
@@ -124,14 +123,14 @@ class FakeStep:
 
     def backward(self) -> torch.Tensor:
         """Run forward and backward only."""
-        with self.fake_mode, KnownValues(), torch.enable_grad():
+        with self.fake_mode, ConstantFolding(), torch.enable_grad():
             if self.request.mode is Mode.AUTOGRAD:
                 outputs = self.forward()
-                # Autograd follows what is handed out of the model's own tensors without the plan.
+                # Autograd follows the model's own tensors among the outputs without the plan.
                 pairs = zip(outputs, self.aliases(outputs), strict=True)
                 sums = [output.sum() for output, alias in pairs if alias is None and output.requires_grad]
                 del outputs, pairs
-                total = torch.stack([each.real.double() for each in sums]).sum()
+                total = torch.stack([output_sum.real.double() for output_sum in sums]).sum()
                 total.backward()  # type: ignore[no-untyped-call]
                 return total.detach()
             if self._shadow.loss_fn is None:

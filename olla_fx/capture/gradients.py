@@ -1,4 +1,4 @@
-"""Gradients between backward and update: accumulated over micro-batches, clipped.
+"""Accumulates gradients over micro-batches and clips them, between backward and update.
 
 Written with the operators of an eager loop that does the same::
 
@@ -78,7 +78,7 @@ def separated(
 
     Args:
         gradients: one tensor may be the gradient of several parameters, or be expanded.
-        parameters: whose they are.
+        parameters: one for each gradient.
     """
     seen: set[int] = set()
     own: list[torch.Tensor | None] = []
@@ -106,10 +106,6 @@ def joined(outputs: Sequence[Any]) -> Any:
 
 
 def refuse_sparse(name: str, gradient: torch.Tensor | None) -> None:
-    """Refuse a gradient that is no strided tensor.
-
-    Raises:
-        CaptureError: if it is not; names the parameter.
-    """
+    """Raise a ``CaptureError`` that names the parameter if its gradient is no strided tensor."""
     if gradient is not None and gradient.layout is not torch.strided:
         raise CaptureError(f"the gradient of {name} is sparse; make its embedding with sparse=False")
