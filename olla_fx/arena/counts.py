@@ -1,4 +1,4 @@
-"""Where a step's arrays live, and what became of its allocation requests."""
+"""Counts a step's allocation requests, and names the place of its arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 
 
 class Binding(enum.StrEnum):
-    """Where a step's arrays live: in the planned buffer, or wherever the stock allocator puts them."""
+    """The memory of a step's arrays: the planned buffer, or the stock allocator's."""
 
     BUFFER = "buffer"
     STOCK = "stock"

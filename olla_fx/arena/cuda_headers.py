@@ -1,9 +1,9 @@
-"""Where the headers of CUDA are, that the CUDA allocator is compiled with.
+"""Finds the headers of CUDA that the CUDA allocator is compiled with.
 
 A toolkit has them, and so have packages of pip's: the CUDA runtime's, which torch's own wheels for CUDA
 depend on, with ``nvidia-cuda-crt`` beside it, and Triton's. Only headers of the CUDA that torch was built
-with are taken: torch's own headers are written for them. The two of ``crt`` are another matter: they tell
-the compiler's dialect, and say the same in every version, so that Triton's complete the runtime's package.
+with are taken: torch's own headers are written for them. The two of ``crt`` describe the
+compiler's dialect and are the same in every version, so that Triton's complete the runtime's package.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def library() -> Library:
     """Return the library of the CUDA allocator.
 
     Raises:
-        CudaHeadersError: when torch has no CUDA, or its CUDA's headers are not found.
+        CudaHeadersError: if torch has no CUDA, or its CUDA's headers are not found.
     """
     wanted = torch.version.cuda
     if wanted is None:
@@ -53,7 +53,7 @@ def include_folders(wanted: str) -> tuple[Path, ...]:
         wanted: the version, as in ``torch.version.cuda``; its first number must agree.
 
     Raises:
-        CudaHeadersError: naming the folders that were looked into and the versions found.
+        CudaHeadersError: if there are none; names the folders that were searched, and their versions.
     """
     major = wanted.split(".")[0]
     candidates = list(_candidates(major))
@@ -69,13 +69,13 @@ def include_folders(wanted: str) -> tuple[Path, ...]:
             return (folder,)
     if fitting and whole:
         return fitting[0], whole[0]
-    found = [
+    descriptions = [
         f"{folder} ({'incomplete' if version is None or folder in fitting else f'CUDA {version}'})"
         for folder, version in zip(candidates, versions, strict=True)
     ]
     raise CudaHeadersError(
         f"torch {torch.__version__} was built with CUDA {wanted}, and its headers are in none of: "
-        + ", ".join(found)
+        + ", ".join(descriptions)
     )
 
 
@@ -92,11 +92,11 @@ def headers_version(folder: Path) -> str | None:
 
 
 def _has(folder: Path, headers: tuple[str, ...]) -> bool:
-    return all((folder / each).is_file() for each in headers)
+    return all((folder / header).is_file() for header in headers)
 
 
 def _candidates(major: str) -> Iterator[Path]:
-    """Yield the folders to look into, the user's choice first."""
+    """Yield the folders to search, the user's choice first."""
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
             yield Path(os.environ[variable]) / "include"

@@ -81,8 +81,8 @@ class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif expression is not None or (func.is_view and args[0] in self._expressions):
             for index, leaf in enumerate(pytree.tree_leaves(results)):
                 if isinstance(leaf, torch.Tensor):
-                    is_small = expression is not None and leaf.numel() <= _MAX_ELEMENTS
-                    self._expressions[leaf] = replace(expression, result=index) if is_small else None
+                    folded = expression if leaf.numel() <= _MAX_ELEMENTS else None
+                    self._expressions[leaf] = folded and replace(folded, result=index)
         return results
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

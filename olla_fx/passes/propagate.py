@@ -27,7 +27,7 @@ class _Propagator(fx.Interpreter):
         return constant
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one node and note what it gives."""
+        """Run one node and keep its value."""
         value = super().run_node(n)
         n.meta["val"] = value
         return value
@@ -38,16 +38,17 @@ def propagate_fake_tensors(
 ) -> None:
     """Set ``meta["val"]`` of every node, from scratch.
 
-    Late-bound scalars stand as the number 0.5: shapes and storages do not depend on them.
+    Late-bound scalars are the number 0.5: shapes and storages do not depend on them.
 
     Args:
         graph_module: changed in its metadata only.
         inputs: what its placeholders are.
-        device: where it is to run.
+        device: the device that it is to run on.
     """
     fake_mode = torch_compat.new_fake_mode()
     for node in graph_module.graph.nodes:
         node.meta.pop("val", None)
     with fake_mode, torch.no_grad():
-        arguments = [0.5 if each.spec is None else each.spec.empty(meta_as=device) for each in inputs]
+        specs = [step_input.spec for step_input in inputs]
+        arguments = [0.5 if spec is None else spec.empty(meta_as=device) for spec in specs]
         _Propagator(graph_module, fake_mode).run(*arguments)

@@ -1,8 +1,8 @@
-"""Which bytes of which storage a node's value covers, and whether two nodes cover a common one.
+"""Computes which bytes of which storage a node's value covers, and if two nodes share one.
 
 ``gates.chunk(3, 1)`` gives three views of one storage that share no element, so that the first may be
-overwritten while the others are still to be read. Two views are known to be disjoint when, after taking
-away the dimensions that step over a common row length, they lie in different columns of that row.
+overwritten while the others are still to be read. Two views are disjoint if, without the dimensions whose
+strides are multiples of a common row length, they lie in different columns of that row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Region:
 
     Attributes:
         storage: the same number for all regions of one storage.
-        offset_bytes: where the first element lies.
+        offset_bytes: of the first element.
         extents: size and stride in bytes of every dimension with more than one element, and of the
             bytes of one element.
     """
@@ -41,7 +41,7 @@ class Region:
         return cls(storage_key(tensor), int(tensor.storage_offset()) * item, ((item, 1), *extents))
 
     def columns(self, row_bytes: int) -> tuple[int, int] | None:
-        """Return the half-open interval of columns in rows of a length; None if it spills over a row's end."""
+        """Return the half-open interval of columns in rows of a length; None if it crosses a row's end."""
         width = 1 + sum((size - 1) * stride for size, stride in self.extents if stride % row_bytes)
         start = self.offset_bytes % row_bytes
         return (start, start + width) if start + width <= row_bytes else None
@@ -51,10 +51,10 @@ class Region:
         if self.storage != other.storage:
             return False
         everything = 1 + max(
-            each.offset_bytes + sum((size - 1) * stride for size, stride in each.extents)
-            for each in (self, other)
+            region.offset_bytes + sum((size - 1) * stride for size, stride in region.extents)
+            for region in (self, other)
         )
-        rows = {stride for each in (self, other) for _, stride in each.extents if stride > 1}
+        rows = {stride for region in (self, other) for _, stride in region.extents if stride > 1}
         for row_bytes in (everything, *sorted(rows)):
             mine, theirs = self.columns(row_bytes), other.columns(row_bytes)
             if mine and theirs and (mine[1] <= theirs[0] or theirs[1] <= mine[0]):
@@ -68,7 +68,7 @@ def has_known_elements(value: object) -> TypeGuard[torch.Tensor]:
 
 
 class Regions:
-    """The regions of a graph's nodes, and who reads them, kept up while results move into others' places."""
+    """The regions of a graph's nodes and their readers, kept up to date as results move into arguments."""
 
     def __init__(self, graph: fx.Graph) -> None:
         """Read them off the fake values of a propagated graph."""
@@ -86,9 +86,9 @@ class Regions:
             self._kept.update(region.storage for region in self.of(node))
 
     def of(self, node: fx.Node) -> list[Region]:
-        """The regions of a node's tensors, each in its present storage.
+        """Return the regions of a node's tensors, each in its present storage.
 
-        Empty ones have none, nor those of unknown size, which the dataflow refuses.
+        Empty tensors have none, nor have those of unknown size, which the dataflow refuses.
         """
         leaves = pytree.tree_leaves(node.meta.get("val"))
         return [self._present(Region.of(leaf)) for leaf in leaves if has_known_elements(leaf)]
@@ -109,13 +109,13 @@ class Regions:
         return {
             user
             for node in self._nodes.get(region.storage, ())
-            if any(each.overlaps(region) for each in self.of(node))
+            if any(part.overlaps(region) for part in self.of(node))
             for user in node.users
             if not is_free(user)
         }
 
     def move(self, node: fx.Node, target: fx.Node) -> None:
-        """Note that a node's result now lies where ``target`` lies: each is one tensor, of equal strides."""
+        """Note that a node's one tensor now lies where ``target``'s does; both have the same strides."""
         (source,), (place,) = self.of(node), self.of(target)
         self._moved[source.storage] = place.storage, place.offset_bytes - source.offset_bytes
         self._nodes.setdefault(place.storage, []).extend(self._nodes.pop(source.storage))
