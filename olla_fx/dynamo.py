@@ -1,9 +1,9 @@
-"""``torch.compile(model, backend="olla_fx")``: every graph that Dynamo cuts out, planned and in one buffer.
+"""Plans every graph that Dynamo cuts out: the backend of ``torch.compile(model, backend="olla_fx")``.
 
 A piece is planned like a module in the caller's own loop, forward and backward together, when it is first
-called with inputs of a new kind, so that sizes which Dynamo left open are known. Parameters and buffers
+called with inputs of a new kind, so that sizes that Dynamo left open are known. Parameters and buffers
 reach it as inputs. Pieces on both sides of a graph break are alive together, so each has a buffer of its
-own. A piece that cannot be captured runs as AOTAutograd has it, with one warning.
+own. A piece that cannot be captured runs as by AOTAutograd, with one warning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PlannedPiece:
     """One graph, planned at its first call.
 
     Attributes:
-        module: the planned module; None before the first call, and where the graph runs as it is.
+        module: the planned module; None before the first call, and if the graph runs without a plan.
     """
 
     def __init__(self, graph_module: fx.GraphModule, options: Mapping[str, Any]) -> None:
@@ -69,9 +69,9 @@ class PlannedPiece:
 
 
 class UnplannedPiece:
-    """A graph as AOTAutograd runs it, once for each kind of call.
+    """A graph run by AOTAutograd, compiled once for each kind of call.
 
-    What AOTAutograd makes of real inputs holds for their sizes alone, and has numbers as they were.
+    What AOTAutograd compiles from real inputs is valid for their sizes and numbers alone.
     """
 
     def __init__(self, piece: DynamoPiece, most_kinds: int) -> None:
@@ -79,7 +79,7 @@ class UnplannedPiece:
 
         Args:
             piece: the graph.
-            most_kinds: for how many kinds of calls to keep what was compiled.
+            most_kinds: the number of kinds of calls whose compiled function is kept.
         """
         self._most_kinds = most_kinds
         self._piece = piece
@@ -89,7 +89,7 @@ class UnplannedPiece:
         """Run the graph.
 
         Args:
-            values: its inputs, with numbers as numbers.
+            values: its inputs, numbers not as tensors.
         """
         key = _kinds(values)
         compiled = self._compiled.get(key)
@@ -116,47 +116,44 @@ def _kinds(values: Sequence[Any]) -> Hashable:
 
 
 class DynamoPiece(nn.Module):
-    """A graph of Dynamo's as a module that takes numbers as numbers.
+    """A graph of Dynamo's as a module that takes numbers, not tensors that hold them.
 
-    Where Dynamo leaves a Python float open (``dynamic=True``), it passes a tensor and asks for its value in
-    the graph, which would depend on data. A number among the inputs makes a plan of its own instead.
+    If Dynamo leaves a Python float open (``dynamic=True``), it passes a tensor and reads its value in the
+    graph, which would depend on data. A number among the inputs makes a plan of its own instead.
     """
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
-        """Copy a graph, without its questions for values."""
+        """Copy a graph, without its reads of numbers."""
         super().__init__()
         graph = copy.deepcopy(graph_module.graph)
         self.piece = fx.GraphModule(graph_module, graph)
-        self._numbers = {
-            index
-            for index, placeholder in enumerate(graph.find_nodes(op="placeholder"))
-            if _is_number(self.piece, placeholder)
-        }
         placeholders = graph.find_nodes(op="placeholder")
+        self._numbers = {index for index, node in enumerate(placeholders) if _is_number(self.piece, node)}
         for index in self._numbers:
             self._take_number(placeholders[index])
         self.piece.recompile()
         self.size = sum(node.op.startswith("call") for node in graph.nodes)
 
     def _take_number(self, placeholder: fx.Node) -> None:
-        """Leave out the questions for a placeholder's value, also in the checkpoints that it goes into."""
+        """Remove the reads of a placeholder's value, also from the checkpoints that take it."""
         for user in list(placeholder.users):
-            if _asks_for_value(user):
+            if _reads_value(user):
                 user.replace_all_uses_with(placeholder)
                 user.graph.erase_node(user)
                 continue
             name, body = _checkpointed(self.piece, user)
             body = fx.GraphModule(body, copy.deepcopy(body.graph))
             for inner in _inner_placeholders(body, user, placeholder):
-                for question in list(inner.users):
-                    question.replace_all_uses_with(inner)
-                    body.graph.erase_node(question)
+                for read in list(inner.users):
+                    read.replace_all_uses_with(inner)
+                    body.graph.erase_node(read)
             body.recompile()
             setattr(self.piece, name, body)
 
     def with_numbers(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the inputs, replaced by their values if the graph asks for nothing else of them."""
-        return tuple(each.item() if index in self._numbers else each for index, each in enumerate(inputs))
+        """Return the inputs; those of which the graph reads only the number as numbers."""
+        pairs = enumerate(inputs)
+        return tuple(value.item() if index in self._numbers else value for index, value in pairs)
 
     def forward(self, *inputs: Any) -> Any:
         """Run the graph."""
@@ -164,20 +161,20 @@ class DynamoPiece(nn.Module):
         return self.piece.forward(*inputs)
 
 
-def _asks_for_value(node: fx.Node) -> bool:
+def _reads_value(node: fx.Node) -> bool:
     return (node.op, node.target) == ("call_method", "item")
 
 
 def _is_number(piece: fx.GraphModule, placeholder: fx.Node) -> bool:
-    """Return True if a graph, and the checkpoints in it, only ask for a placeholder's value."""
+    """Return True if a graph, and the checkpoints in it, only read a placeholder's value."""
     for user in placeholder.users:
-        if _asks_for_value(user):
+        if _reads_value(user):
             continue
         if user.target is not torch.ops.higher_order.tag_activation_checkpoint:
             return False
         _, body = _checkpointed(piece, user)
         for inner in _inner_placeholders(body, user, placeholder):
-            if not inner.users or not all(map(_asks_for_value, inner.users)):
+            if not inner.users or not all(map(_reads_value, inner.users)):
                 return False
     return bool(placeholder.users)
 
@@ -202,14 +199,14 @@ def backend(
 
     Args:
         graph_module: what Dynamo captured.
-        example_inputs: fake; not needed, as planning waits for the first call.
+        example_inputs: fake; unused, as planning waits for the first call.
         options: ``torch.compile(..., options={"solver": ..., "time_limit": ...})``.
 
     Returns:
-        What Dynamo calls in the graph's place.
+        The callable that Dynamo calls in the graph's place.
 
     Raises:
-        OptionError: when an option is unknown.
+        OptionError: if an option is unknown.
     """
     options = dict(options or {})
     unknown = sorted(options.keys() - {"solver", "time_limit"})

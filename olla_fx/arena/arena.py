@@ -146,8 +146,8 @@ class Arena:
 
         Args:
             record: keep what is requested and freed, for :meth:`recording`.
-            loose: for a table whose ordinals are a guess. A request takes any expected request of its operator
-                and size. Slower.
+            loose: for a table whose ordinals are a guess. A request takes any expected request of its
+                operator and size. Slower.
 
         In either mode a request never gets bytes of a served block that is still alive, so that no order of
         requests and no lifetime can harm a result.

@@ -110,7 +110,7 @@ struct RunCounters {
   std::vector<OutsideRequest> log_;
 };
 
-// Position of a running step in its allocation table. Written by the thread that entered the region alone; other
+// Position of a running step in its allocation table. Only the thread that entered the region writes it; other
 // threads may ask which operator is running.
 class Cursor {
  public:

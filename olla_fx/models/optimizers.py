@@ -41,9 +41,10 @@ def optimizer_by_name(
         The optimizer.
 
     Raises:
-        ModelLookupError: when the name is unknown.
+        ModelLookupError: if the name is unknown.
     """
     if name not in _OPTIMIZERS:
         raise ModelLookupError(f"unknown optimizer {name!r}; one of {', '.join(OPTIMIZERS)}")
     kind, options = _OPTIMIZERS[name]
-    return kind([each for each in parameters if each.requires_grad], lr=lr, **options)  # type: ignore[call-arg]
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    return kind(trainable, lr=lr, **options)  # type: ignore[call-arg]

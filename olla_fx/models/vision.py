@@ -1,4 +1,4 @@
-"""torchvision's models: classification, segmentation and video, from random weights."""
+"""Builds torchvision's models for classification, segmentation and video, with random weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _VIDEO_SIZES = {
 """Frames and image size of one video."""
 
 _operator_library: torch.library.Library | None = None
-"""Holds the stand-in operators; they vanish with it."""
+"""Holds the declared operators; they vanish with it."""
 
 
 def import_torchvision() -> ModuleType:
@@ -46,7 +46,7 @@ def import_torchvision() -> ModuleType:
         The module.
 
     Raises:
-        ModelLookupError: when torchvision is not installed.
+        ModelLookupError: if torchvision is not installed.
     """
     global _operator_library
     require_package("torchvision")
@@ -55,7 +55,7 @@ def import_torchvision() -> ModuleType:
     except (ImportError, OSError, RuntimeError):
         if _operator_library is not None:
             raise
-    for name in [each for each in sys.modules if each.partition(".")[0] == "torchvision"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]
     _operator_library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for operator in ("nms", "qnms"):
@@ -75,11 +75,11 @@ def torchvision_case(name: str, wanted: Wanted) -> ModelCase:
         Model, example and loss.
 
     Raises:
-        ModelLookupError: when the name is unknown or the package is not installed.
+        ModelLookupError: if the name is unknown or the package is not installed.
     """
     models = import_torchvision().models
     images, segmentation, videos = (
-        set(models.list_models(module=each)) for each in (models, models.segmentation, models.video)
+        set(models.list_models(module=module)) for module in (models, models.segmentation, models.video)
     )
     if name in images:
         return _image_case(models, name, wanted)
@@ -145,9 +145,9 @@ def auxiliary_loss(outputs: Any, target: torch.Tensor, *, weight: float) -> torc
         return F.cross_entropy(outputs, target)
     main, *auxiliary = outputs
     loss = F.cross_entropy(main, target)
-    for each in auxiliary:
-        if each is not None:
-            loss = loss + weight * F.cross_entropy(each, target)
+    for logits in auxiliary:
+        if logits is not None:
+            loss = loss + weight * F.cross_entropy(logits, target)
     return loss
 
 

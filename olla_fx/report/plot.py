@@ -1,4 +1,4 @@
-"""A plan as a picture: time to the right, offsets upwards, one rectangle an array."""
+"""Draws a plan: time to the right, offsets upwards, one rectangle an array."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def plot_plan(problem: Problem, plan: MemoryPlan, path: str | Path) -> None:
         path: its suffix chooses the format.
 
     Raises:
-        ImportError: when matplotlib is not installed.
+        ImportError: if matplotlib is not installed.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -1,4 +1,4 @@
-"""The one buffer of a planned module: sized by the largest of its plans, used by one run at a time."""
+"""Shares one buffer among a module's plans: sized by the largest of them, used by one run at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SharedBuffer:
         self._sizing = threading.Lock()
 
     def want(self, plan_owner: object, buffer_bytes: int) -> None:
-        """Note how many bytes the plan of an owner needs, as long as that owner lives."""
+        """Note the bytes that the plan of an owner needs, as long as that owner lives."""
         with self._sizing:
             self._wanted[plan_owner] = buffer_bytes
             self._arenas.pop(plan_owner, None)
@@ -37,7 +37,7 @@ class SharedBuffer:
         if buffer is not None and buffer.device == device and needed <= buffer.buffer_bytes <= largest:
             return buffer
         was_on = None if buffer is None else buffer.device
-        # Before the next one, not beside it; arenas hold it, too.
+        # Freed before the next one is allocated; arenas hold it, too.
         self._buffer = buffer = None
         self._arenas.clear()
         if was_on is not None and was_on.type == "cuda":
@@ -57,12 +57,12 @@ class SharedBuffer:
         """Return the arena that serves an owner's plan in the buffer; call it while holding a lease.
 
         Args:
-            plan_owner: who called :meth:`want`; made anew after that call.
-            device: where the buffer is to be.
+            plan_owner: the caller of :meth:`want`; its arena is made anew after that call.
+            device: of the buffer.
             make: puts the plan's requests into a buffer.
 
         Raises:
-            MemoryError: when the device has not enough memory.
+            MemoryError: if the device has not enough memory.
         """
         buffer = self._buffer_for(plan_owner, device)
         served_by = self._arenas.get(plan_owner)
@@ -74,7 +74,7 @@ class SharedBuffer:
         """Claim the buffer for one run.
 
         Args:
-            wait: until it is free; otherwise None where it is not.
+            wait: True to wait until it is free; False to return None if it is not.
         """
         return Lease(self._busy) if self._busy.acquire(blocking=wait) else None
 
@@ -90,7 +90,7 @@ class SharedBuffer:
 
 
 class Lease:
-    """A claim on the buffer; given up when released, or when nobody holds it any more."""
+    """A claim on the buffer; given up when released, or when nothing refers to it any more."""
 
     def __init__(self, busy: threading.Lock) -> None:
         """Take over a lock that is held."""

@@ -1,4 +1,4 @@
-"""Dynamo: what it is to leave alone, and the backend that runs a graph of its own without a plan of ours."""
+"""Excludes functions from Dynamo, and runs its graphs without a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks of modules, tensors and optimizers, and the optimizers' inner functions."""
+"""Reads hooks of modules, tensors and optimizers, and calls the optimizers' inner functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread's state: modes, autograd's engine, autocast, and the settings by which kernels are chosen."""
+"""Reads and sets the thread's state: modes, autograd's engine, autocast, settings that choose kernels."""
 
 from __future__ import annotations
 
@@ -109,13 +109,13 @@ def kernel_settings() -> tuple[object, ...]:
 
 
 def _cuda_kernel_settings() -> tuple[object, ...]:
-    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     return (
         cudnn.enabled,
         cudnn.benchmark,
         cudnn.deterministic,
         cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
-        products.fp32_precision,
-        products.allow_fp16_reduced_precision_reduction,
-        products.allow_bf16_reduced_precision_reduction,
+        matmul.fp32_precision,
+        matmul.allow_fp16_reduced_precision_reduction,
+        matmul.allow_bf16_reduced_precision_reduction,
     )

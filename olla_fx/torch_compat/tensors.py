@@ -1,4 +1,4 @@
-"""What tensors, operators and nested structures are, by names that PyTorch keeps to itself."""
+"""Reads properties of tensors, operators and nested structures that PyTorch keeps private."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TorchDispatchMode = _python_dispatch.TorchDispatchMode
 _address_of = attrgetter("_cdata")
 
 UNINITIALIZED = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
-"""What lazy modules hold before their first call."""
+"""Types of lazy modules' parameters and buffers before their first call."""
 
 
 def direct_call(operator: object) -> Callable[..., Any]:
