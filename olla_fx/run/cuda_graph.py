@@ -135,8 +135,8 @@ class GraphedStep:
         Returns:
             The results; of a replayed step copies, which the next one leaves alone.
         """
-        impossible = self.fallback is not None or lease is None or not self._executor.is_settled
-        if impossible or lease is None or torch_compat.captures_current_stream():
+        may_use_graph = self.fallback is None and self._executor.is_settled
+        if not may_use_graph or lease is None or torch_compat.captures_current_stream():
             return self._executor.start(lease).run_phase(0, values)
         if self._stream is None:
             return self._run_on_stream(lease, values)
