@@ -36,4 +36,4 @@ class RunCounts:
 
     def __add__(self, other: RunCounts) -> RunCounts:
         """Add the counts of two phases up."""
-        return RunCounts(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return RunCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))

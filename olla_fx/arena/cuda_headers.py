@@ -34,28 +34,28 @@ def library() -> Library:
     Raises:
         CudaHeadersError: if torch has no CUDA, or its CUDA's headers are not found.
     """
-    wanted = torch.version.cuda
-    if wanted is None:
+    cuda_version = torch.version.cuda
+    if cuda_version is None:
         raise CudaHeadersError(f"this torch ({torch.__version__}) was built without CUDA")
     torch_libraries = Path(torch.__file__).parent / "lib"
     return Library(
         "olla_fx_cuda_arena",
         "cuda_arena.cpp",
-        tuple(map(str, include_folders(wanted))),
+        tuple(map(str, include_folders(cuda_version))),
         (f"-L{torch_libraries}", "-lc10_cuda", "-ltorch_cuda"),
     )
 
 
-def include_folders(wanted: str) -> tuple[Path, ...]:
+def include_folders(cuda_version: str) -> tuple[Path, ...]:
     """Return the folder of a CUDA version's headers; two folders if none has all of them.
 
     Args:
-        wanted: the version, as in ``torch.version.cuda``; its first number must agree.
+        cuda_version: as in ``torch.version.cuda``; its first number must agree.
 
     Raises:
         CudaHeadersError: if there are none; names the folders that were searched, and their versions.
     """
-    major = wanted.split(".")[0]
+    major = cuda_version.split(".")[0]
     candidates = list(_candidates(major))
     versions = [headers_version(folder) for folder in candidates]
     fitting = [
@@ -63,18 +63,18 @@ def include_folders(wanted: str) -> tuple[Path, ...]:
         for folder, version in zip(candidates, versions, strict=True)
         if version is not None and version.split(".")[0] == major
     ]
-    whole = [folder for folder in candidates if _has(folder, _DIALECT_HEADERS)]
+    complete = [folder for folder in candidates if _has(folder, _DIALECT_HEADERS)]
     for folder in fitting:
-        if folder in whole:
+        if folder in complete:
             return (folder,)
-    if fitting and whole:
-        return fitting[0], whole[0]
+    if fitting and complete:
+        return fitting[0], complete[0]
     descriptions = [
         f"{folder} ({'incomplete' if version is None or folder in fitting else f'CUDA {version}'})"
         for folder, version in zip(candidates, versions, strict=True)
     ]
     raise CudaHeadersError(
-        f"torch {torch.__version__} was built with CUDA {wanted}, and its headers are in none of: "
+        f"torch {torch.__version__} was built with CUDA {cuda_version}, and its headers are in none of: "
         + ", ".join(descriptions)
     )
 

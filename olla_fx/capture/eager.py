@@ -53,8 +53,8 @@ class FakeStep:
         return TensorSpec.of(tensor).empty(meta_as=self._device)
 
     def _input(self, tensor: torch.Tensor) -> torch.Tensor:
-        wanted = tensor.requires_grad and self.request.mode is Mode.AUTOGRAD
-        return self._empty(tensor).requires_grad_(wanted)
+        requires_grad = tensor.requires_grad and self.request.mode is Mode.AUTOGRAD
+        return self._empty(tensor).requires_grad_(requires_grad)
 
     def _copy(self, slot: TensorSlot, module: nn.Module) -> torch.Tensor:
         original = slot.table(module)[slot.key]
@@ -72,13 +72,13 @@ class FakeStep:
         state: dict[str, dict[str, torch.Tensor]] = {}
         for group, names in zip(optimizer.param_groups, layout.parameters, strict=True):
             for name, original in zip(names, group["params"], strict=True):
-                present = {
+                existing = {
                     key: self._empty(value)
                     for key, value in optimizer.state.get(original, {}).items()
                     if isinstance(value, torch.Tensor)
                 }
                 fake = self.parameters[name]
-                state[name] = present or optimizers.initial_state(optimizer, group, fake)
+                state[name] = existing or optimizers.initial_state(optimizer, group, fake)
         groups = optimizer.param_groups
         scalars: dict[str, Any] = {slot.name: slot.read(groups) for slot in layout.scalars}
         scalars |= {slot.name: self._empty(slot.read(groups)) for slot in layout.tensors}
@@ -107,9 +107,10 @@ class FakeStep:
         Args:
             outputs: from :meth:`forward`.
         """
-        given = [*self._tensors, *_tensors_in(self._inputs)]
+        placeholders = [*self._tensors, *_tensors_in(self._inputs)]
         bases: _Bases = {
-            torch_compat.storage_key(tensor): (None, index, tensor) for index, tensor in enumerate(given)
+            torch_compat.storage_key(tensor): (None, index, tensor)
+            for index, tensor in enumerate(placeholders)
         }
         for index, output in sorted(enumerate(outputs), key=lambda pair: -pair[1].numel()):
             size_bytes = output.numel() * output.element_size()

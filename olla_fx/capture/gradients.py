@@ -81,16 +81,16 @@ def separated(
         parameters: one for each gradient.
     """
     seen: set[int] = set()
-    own: list[torch.Tensor | None] = []
+    results: list[torch.Tensor | None] = []
     for gradient, parameter in zip(gradients, parameters, strict=True):
         if gradient is not None and (id(gradient) in seen or gradient.stride() != parameter.stride()):
             copy = gradient.new_empty_strided(parameter.shape, parameter.stride())
-            own.append(copy.copy_(gradient))
+            results.append(copy.copy_(gradient))
             continue
         if gradient is not None:
             seen.add(id(gradient))
-        own.append(gradient)
-    return own
+        results.append(gradient)
+    return results
 
 
 def joined(outputs: Sequence[Any]) -> Any:
@@ -98,11 +98,11 @@ def joined(outputs: Sequence[Any]) -> Any:
     if len(outputs) == 1:
         return outputs[0]
     leaves = [pytree.tree_leaves(output) for output in outputs]
-    whole = [
+    joined_leaves = [
         torch.cat(parts) if isinstance(parts[0], torch.Tensor) and parts[0].dim() else parts[0]
         for parts in zip(*leaves, strict=True)
     ]
-    return pytree.tree_unflatten(whole, pytree.tree_structure(outputs[0]))
+    return pytree.tree_unflatten(joined_leaves, pytree.tree_structure(outputs[0]))
 
 
 def refuse_sparse(name: str, gradient: torch.Tensor | None) -> None:

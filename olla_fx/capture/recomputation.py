@@ -43,9 +43,9 @@ class Draws:
         key = torch_compat.real_random_number(), str(operator), shapes
         if key not in self._results:
             result = operator(*args, **kwargs)
-            kept = result[1] if operator is aten.native_dropout.default else result
+            values = result[1] if operator is aten.native_dropout.default else result
             # The result itself may be written to; unused clones are dropped with the dead code.
-            self._results[key] = pytree.tree_map_only(torch.Tensor, torch.clone, kept)
+            self._results[key] = pytree.tree_map_only(torch.Tensor, torch.clone, values)
             return result
         first = self._results[key]
         if operator is aten.native_dropout.default:

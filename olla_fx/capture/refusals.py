@@ -196,9 +196,9 @@ def _advice(model: nn.Module, error: Exception) -> str:
 
 def _where(error: Exception) -> str:
     """Return the innermost line, neither torch's nor ours, that raised an error; empty without one."""
-    own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+    own_folders = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith((*own, "<")):
+        if not frame.filename.startswith((*own_folders, "<")):
             path = "/".join(Path(frame.filename).parts[-2:])
             return f" ({path}, line {frame.lineno}: {frame.line})"
     return ""

@@ -62,14 +62,14 @@ def find_period(events: Sequence[AllocationEvent]) -> Period | None:
 def _symbols(events: Sequence[AllocationEvent]) -> npt.NDArray[np.int64]:
     """Number the kinds of events: a request's size; a free's size and the age of its block."""
     requested: dict[int, int] = {}
-    known: dict[tuple[bool, int, int], int] = {}
+    numbers: dict[tuple[bool, int, int], int] = {}
     symbols = np.empty(len(events), dtype=np.int64)
     for index, event in enumerate(events):
         is_free = event.kind is EventKind.FREE
         age = index - requested.get(event.block, index) if is_free else 0
         if not is_free:
             requested[event.block] = index
-        symbols[index] = known.setdefault((is_free, event.size_bytes, age), len(known))
+        symbols[index] = numbers.setdefault((is_free, event.size_bytes, age), len(numbers))
     return symbols
 
 

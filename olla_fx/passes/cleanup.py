@@ -84,10 +84,10 @@ def drop_dead_copies(graph: fx.Graph) -> int:
         copied, original = node.meta.get("val"), source.meta.get("val")
         if not isinstance(copied, torch.Tensor) or not isinstance(original, torch.Tensor):
             continue
-        same = copied.stride() == original.stride() and (
+        is_whole = copied.stride() == original.stride() and (
             copied.untyped_storage().nbytes() >= original.untyped_storage().nbytes()
         )
-        if same and storage_key(copied) not in returned and storage_key(original) not in static:
+        if is_whole and storage_key(copied) not in returned and storage_key(original) not in static:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
             dropped += 1

@@ -56,8 +56,8 @@ class Region:
         )
         rows = {stride for region in (self, other) for _, stride in region.extents if stride > 1}
         for row_bytes in (everything, *sorted(rows)):
-            mine, theirs = self.columns(row_bytes), other.columns(row_bytes)
-            if mine and theirs and (mine[1] <= theirs[0] or theirs[1] <= mine[0]):
+            left, right = self.columns(row_bytes), other.columns(row_bytes)
+            if left and right and (left[1] <= right[0] or right[1] <= left[0]):
                 return False
         return True
 

@@ -57,15 +57,15 @@ def reinplace(graph: fx.Graph) -> int:
         if node.target is aten.copy.default:
             count += _reinplace_copy(node, regions)
         elif is_element_wise(node.target) and not draws_random_numbers(node):
-            place = _place_for(node, regions, ancestors)
-            if place is not None:
-                regions.move(node, place)
-                write_over(node, place)
+            target = _target_for(node, regions, ancestors)
+            if target is not None:
+                regions.move(node, target)
+                write_over(node, target)
                 count += 1
     return count
 
 
-def _place_for(node: fx.Node, regions: Regions, ancestors: Mapping[fx.Node, int]) -> fx.Node | None:
+def _target_for(node: fx.Node, regions: Regions, ancestors: Mapping[fx.Node, int]) -> fx.Node | None:
     """Return the first argument whose storage can become the result's, at no cost in any order."""
     for argument in node.all_input_nodes:
         in_place = in_place_form(node.target) if argument is node.args[0] else None
@@ -80,19 +80,19 @@ def _may_share(node: fx.Node, target: fx.Node, regions: Regions, ancestors: Mapp
     if regions.is_kept(node) or not _may_overwrite(node, target, regions):
         return False
     (region,) = regions.of(target)
-    others = regions.readers(region) - {node}
-    return all(ancestors[node] >> regions.position[other] & 1 for other in others)
+    readers = regions.readers(region) - {node}
+    return all(ancestors[node] >> regions.position[reader] & 1 for reader in readers)
 
 
 def _same_layout(node: fx.Node, target: fx.Node) -> bool:
     """Return True if both have the same shape, type and strides, and fill their storages."""
-    made, given = node.meta.get("val"), target.meta.get("val")
-    if not has_known_elements(made) or not has_known_elements(given):
+    result, old = node.meta.get("val"), target.meta.get("val")
+    if not has_known_elements(result) or not has_known_elements(old):
         return False
-    same = made.shape == given.shape and made.dtype == given.dtype and made.stride() == given.stride()
-    size_bytes = made.numel() * made.element_size()
-    filled = made.untyped_storage().nbytes() == given.untyped_storage().nbytes() == size_bytes
-    return same and filled and not made.is_complex()
+    same = result.shape == old.shape and result.dtype == old.dtype and result.stride() == old.stride()
+    size_bytes = result.numel() * result.element_size()
+    filled = result.untyped_storage().nbytes() == old.untyped_storage().nbytes() == size_bytes
+    return same and filled and not result.is_complex()
 
 
 def _arguments_agree(node: fx.Node, target: fx.Node) -> bool:
@@ -105,10 +105,10 @@ def _arguments_agree(node: fx.Node, target: fx.Node) -> bool:
         pairs = zip(value.shape, value.stride(), strict=True)
         return [stride for size, stride in pairs if size != 1]
 
-    wanted = target.meta["val"]
+    old = target.meta["val"]
     values = [argument.meta.get("val") for argument in node.all_input_nodes]
-    alike = [value for value in values if has_known_elements(value) and value.shape == wanted.shape]
-    return all(strides(value) == strides(wanted) or 0 in strides(value) for value in alike)
+    of_shape = [value for value in values if has_known_elements(value) and value.shape == old.shape]
+    return all(strides(value) == strides(old) or 0 in strides(value) for value in of_shape)
 
 
 def _may_overwrite(node: fx.Node, target: fx.Node, regions: Regions, until: fx.Node | None = None) -> bool:
@@ -162,8 +162,8 @@ def _reinplace_copy(copy: fx.Node, regions: Regions) -> bool:
 
 def _same_kind(copy: fx.Node, value: fx.Node) -> bool:
     """Return True if a copy neither broadcasts nor converts."""
-    made, given = copy.meta["val"], value.meta["val"]
-    return bool(made.shape == given.shape and made.dtype == given.dtype)
+    copied, original = copy.meta["val"], value.meta["val"]
+    return bool(copied.shape == original.shape and copied.dtype == original.dtype)
 
 
 def _is_value_of_target(copy: fx.Node, target: fx.Node, value: fx.Node) -> bool:
@@ -180,13 +180,13 @@ def _is_value_of_target(copy: fx.Node, target: fx.Node, value: fx.Node) -> bool:
 
 
 def _copy_into_new_tensor(copy: fx.Node, regions: Regions) -> None:
-    wanted = copy.meta["val"]
+    value = copy.meta["val"]
     with copy.graph.inserting_before(copy):
-        place = copy.graph.call_function(
-            aten.new_empty_strided.default, (copy.args[0], list(wanted.shape), list(wanted.stride()))
+        target = copy.graph.call_function(
+            aten.new_empty_strided.default, (copy.args[0], list(value.shape), list(value.stride()))
         )
-    regions.add(place, wanted, regions.position[copy])
-    copy.update_arg(0, place)
+    regions.add(target, value, regions.position[copy])
+    copy.update_arg(0, target)
 
 
 def _ancestors(graph: fx.Graph) -> dict[fx.Node, int]:

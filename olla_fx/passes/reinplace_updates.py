@@ -83,13 +83,13 @@ def out_form(target: object) -> torch_compat.OpOverload | None:
     """Return the ``out=`` form of an element-wise operator if it has a kernel that writes there itself."""
     if not is_element_wise(target):
         return None
-    packet, wanted = target.overloadpacket, _signature(target._schema.arguments)  # type: ignore[attr-defined]
+    packet, signature = target.overloadpacket, _signature(target._schema.arguments)  # type: ignore[attr-defined]
     for name in packet.overloads():
         form: torch_compat.OpOverload = getattr(packet, name)
         arguments = form._schema.arguments
         # The generated forms compute into a new tensor and copy it.
         if arguments and arguments[-1].is_out and torch.Tag.generated not in form.tags:
-            if _signature(arguments[:-1]) == wanted:
+            if _signature(arguments[:-1]) == signature:
                 return form
     return None
 
@@ -153,15 +153,15 @@ def _chain_from(target: fx.Node, value: object, graph: fx.Graph) -> list[fx.Node
 
 def _fits(node: fx.Node, previous: fx.Node, target: fx.Node) -> bool:
     """Return True if a link's result has the target's shape, type and layout, and aliases nothing else."""
-    wanted, made = target.meta["val"], node.meta.get("val")
-    if not isinstance(made, torch.Tensor) or made.is_complex():
+    old, new = target.meta["val"], node.meta.get("val")
+    if not isinstance(new, torch.Tensor) or new.is_complex():
         return False
-    same = made.shape == wanted.shape and made.dtype == wanted.dtype and made.stride() == wanted.stride()
+    same = new.shape == old.shape and new.dtype == old.dtype and new.stride() == old.stride()
     if _mentions(node, previous) > 1 and torch.Tag.pointwise not in node.target.tags:  # type: ignore[union-attr]
         return False
-    own = {storage_key(wanted), *storages_of(previous.meta.get("val"))}
+    storages = {storage_key(old), *storages_of(previous.meta.get("val"))}
     others = [argument for argument in node.all_input_nodes if argument is not previous]
-    return same and not any(key in own for other in others for key in storages_of(other.meta.get("val")))
+    return same and not any(key in storages for other in others for key in storages_of(other.meta.get("val")))
 
 
 def _mentions(node: fx.Node, argument: fx.Node) -> int:

@@ -164,14 +164,14 @@ class GraphedStep:
 
     def _fits(self, values: Sequence[Any]) -> bool:
         """Return True if the captured graph does what a step with these values would do."""
-        present = self._captured
-        arena = None if present is None else present.arena()
+        captured = self._captured
+        arena = None if captured is None else captured.arena()
         return (
-            present is not None
+            captured is not None
             and arena is not None
             and self._executor.uses(arena)
-            and present.numbers == self._numbers_of(values)
-            and present.addresses == self._addresses_of(values)
+            and captured.numbers == self._numbers_of(values)
+            and captured.addresses == self._addresses_of(values)
         )
 
     def _numbers_of(self, values: Sequence[Any]) -> tuple[float, ...]:
@@ -192,7 +192,7 @@ class GraphedStep:
         # Slots are written in later calls, whatever modes are on then.
         with torch.inference_mode(False):
             slots = {index: torch.empty_like(values[index]) for index in self._examples}
-        given = [slots.get(index, value) for index, value in enumerate(values)]
+        graph_inputs = [slots.get(index, value) for index, value in enumerate(values)]
         with torch.cuda.stream(stream):
             # Another thread's step may have run on the stream.
             allocate_library_workspaces(self._device)
@@ -201,7 +201,7 @@ class GraphedStep:
         run = self._executor.start(_lease_of_nothing())
         try:
             with torch_compat.capturing(graph, stream):
-                results = run.run_phase(0, given, last=False)
+                results = run.run_phase(0, graph_inputs, last=False)
         except RuntimeError as error:
             self._fall_back(f"capturing failed: {_cause_of(error)}")
             return None

@@ -133,8 +133,8 @@ def read_recording(
     records: dict[str, OperatorRecord] = {}
     unallocated: list[str] = []
     for timestep, name in enumerate(order):
-        wanted = _arrays_by_address(dataflow, index[name], addresses.get(timestep, ()))
-        record, missing = _read_operator(timestep, by_operator[timestep], wanted, dataflow.alignment_bytes)
+        arrays = _arrays_by_address(dataflow, index[name], addresses.get(timestep, ()))
+        record, missing = _read_operator(timestep, by_operator[timestep], arrays, dataflow.alignment_bytes)
         records[name] = record
         unallocated.extend(dataflow.problem.arrays[array].name for array in missing)
     return StepRecord(records, tuple(unallocated))
@@ -152,14 +152,14 @@ def _arrays_by_address(
 
 
 def _read_operator(
-    timestep: int, requests: Sequence[RecordedRequest], wanted: Mapping[Address, int], alignment_bytes: int
+    timestep: int, requests: Sequence[RecordedRequest], produced: Mapping[Address, int], alignment_bytes: int
 ) -> tuple[OperatorRecord, list[int]]:
     arrays: dict[int, tuple[int, int, int]] = {}
     scratch: list[RecordedRequest] = []
     persistent: list[tuple[int, int]] = []
     # Backwards: if scratch was freed and the result took its address, the last request is the array's.
     for request in reversed(requests):
-        array = wanted.get(request.address)
+        array = produced.get(request.address)
         if array is not None and array not in arrays:
             arrays[array] = (request.ordinal, request.size_bytes, array)
         elif request.size_bytes == 0:
@@ -169,7 +169,7 @@ def _read_operator(
         else:
             persistent.append((request.ordinal, request.size_bytes))
     slots, height_bytes = _place_workspace(scratch[::-1], alignment_bytes)
-    missing = [array for array in wanted.values() if array not in arrays]
+    missing = [array for array in produced.values() if array not in arrays]
     record = OperatorRecord(tuple(sorted(arrays.values())), slots, height_bytes, tuple(sorted(persistent)))
     return record, missing
 
@@ -231,11 +231,11 @@ def expected_requests(dataflow: Dataflow, plan: MemoryPlan) -> list[PlannedReque
             for ordinal, array in enumerate(dataflow.produced[index[name]])
             if array is not None and dataflow.storage_bytes[array]
         ]
-        kept = {size_bytes for _, size_bytes, array in results if array.kind is not ArrayKind.PLANNED}
+        caller_sizes = {size_bytes for _, size_bytes, array in results if array.kind is not ArrayKind.PLANNED}
         for ordinal, size_bytes, array in results:
             if array.kind is not ArrayKind.PLANNED:
                 requests.append(PlannedRequest(timestep, ordinal, size_bytes, None))
-            elif size_bytes not in kept:
+            elif size_bytes not in caller_sizes:
                 requests.append(PlannedRequest(timestep, ordinal, size_bytes, plan.offsets[array.name]))
     return requests
 

@@ -41,17 +41,17 @@ def composite_operators_as_in_eager() -> Iterator[None]:
                 if key in operator.py_kernels:
                     removed.append((operator, key, operator.py_kernels.pop(key)))
                     operator._dispatch_cache.clear()
-        own: list[tuple[Any, Any]] = [
+        replacements: list[tuple[Any, Any]] = [
             (torch.ops.aten.dropout.default, _dropout),
             (torch.ops.aten.cudnn_batch_norm.default, _cudnn_batch_norm),
         ]
-        for operator, kernel in own:
+        for operator, kernel in replacements:
             operator.py_kernels.update(dict.fromkeys(_COMPOSITE_KEYS, kernel))
             operator._dispatch_cache.clear()
         try:
             yield
         finally:
-            for operator, _ in own:
+            for operator, _ in replacements:
                 for key in _COMPOSITE_KEYS:
                     del operator.py_kernels[key]
                 operator._dispatch_cache.clear()

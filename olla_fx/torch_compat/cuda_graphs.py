@@ -36,8 +36,8 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterato
 
 def captures_current_stream() -> bool:
     """Return True if the calling thread's current stream is being captured; False without CUDA."""
-    present = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return bool(present and torch.cuda.is_current_stream_capturing())
+    is_initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return bool(is_initialized and torch.cuda.is_current_stream_capturing())
 
 
 def _end_allocations(device_index: int, pool: tuple[int, int]) -> bool:

@@ -43,8 +43,8 @@ def is_transformed() -> bool:
 
 def is_batched(tensor: torch.Tensor) -> bool:
     """Return True if a tensor stands for several (``torch.autograd.grad(..., is_grads_batched=True)``)."""
-    own = torch._C._functorch
-    return bool(own.is_legacy_batchedtensor(tensor) or own.is_batchedtensor(tensor))
+    functorch = torch._C._functorch
+    return bool(functorch.is_legacy_batchedtensor(tensor) or functorch.is_batchedtensor(tensor))
 
 
 def in_backward() -> bool:
@@ -65,16 +65,16 @@ def saves_tensors_through_hooks() -> bool:
 @contextlib.contextmanager
 def without_saved_tensor_hooks() -> Iterator[None]:
     """Switch the caller's saved-tensor hooks off."""
-    own: Any = torch._C._autograd
+    autograd: Any = torch._C._autograd
     hooks = []
-    while (hook := own._top_saved_tensors_default_hooks(True)) is not None:
+    while (hook := autograd._top_saved_tensors_default_hooks(True)) is not None:
         hooks.append(hook)
-        own._pop_saved_tensors_default_hooks()
+        autograd._pop_saved_tensors_default_hooks()
     try:
         yield
     finally:
         for pack, unpack in reversed(hooks):
-            own._push_saved_tensors_default_hooks(pack, unpack)
+            autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 @contextlib.contextmanager
