@@ -74,7 +74,7 @@ def measure_eager(batch: Batch) -> Baseline:
     step(*batch)
     try:
         return record_baseline(lambda: step(*batch))
-    except ArenaUnavailableError:  # no C++ compiler: only PyTorch's dispatcher can be watched
+    except ArenaUnavailableError:  # no C++ compiler: followed under the dispatcher only
         return dispatched_baseline(lambda: step(*batch))
 
 

@@ -43,8 +43,8 @@ class FakeStep:
         self.parameters: dict[str, nn.Parameter] = {}
         with self.fake_mode:
             tensors = [self._copy(places[0], originals[places[0].owner]) for places in slots]
-            self._shadow = ShadowModel(request, slots)
-            self._shadow.put(tensors)
+            self._model_copy = ShadowModel(request, slots)
+            self._model_copy.put(tensors)
             self._tensors = tensors
             self._inputs = pytree.tree_map_only(torch.Tensor, self._input, request.inputs)
             self._layout, self._state, self._scalars = self._copy_optimizer()
@@ -89,7 +89,7 @@ class FakeStep:
         with self.fake_mode, ConstantFolding():
             if self.request.mode is Mode.INFERENCE:
                 with torch.no_grad():
-                    return self._shadow.model(*self._inputs)
+                    return self._model_copy.model(*self._inputs)
             if self.request.mode is Mode.AUTOGRAD:
                 return self.backward()
             loss = self.backward()
@@ -99,7 +99,7 @@ class FakeStep:
     def forward(self) -> list[torch.Tensor]:
         """Run forward only; return the tensors among its outputs."""
         with self.fake_mode, ConstantFolding(), torch.enable_grad():
-            return _tensors_in(self._shadow.model(*self._inputs))
+            return _tensors_in(self._model_copy.model(*self._inputs))
 
     def aliases(self, outputs: Sequence[torch.Tensor]) -> list[OutputAlias | None]:
         """Return for each output what it is a view of: a tensor of the model, an input, or another output.
@@ -134,12 +134,12 @@ class FakeStep:
                 total = torch.stack([output_sum.real.double() for output_sum in sums]).sum()
                 total.backward()  # type: ignore[no-untyped-call]
                 return total.detach()
-            if self._shadow.loss_fn is None:
+            if self._model_copy.loss_fn is None:
                 raise ValueError("a training step needs loss_fn")
             losses, count = [], self.request.options.accumulation_steps
             for *inputs, target in micro_batches(self._inputs, count):
-                outputs = self._shadow.model(*inputs)
-                loss = share_of_loss(self._shadow.loss_fn(outputs, target), count)
+                outputs = self._model_copy.model(*inputs)
+                loss = share_of_loss(self._model_copy.loss_fn(outputs, target), count)
                 del outputs
                 loss.backward()  # type: ignore[no-untyped-call]
                 losses.append(loss.detach())

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -51,13 +51,7 @@ class Baseline:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a JSON-ready dictionary."""
-        return {
-            "live_peak_bytes": self.live_peak_bytes,
-            "reserved_bytes": self.reserved_bytes,
-            "fragmentation": self.fragmentation,
-            "requests": self.requests,
-            "source": self.source.value,
-        }
+        return {**asdict(self), "source": self.source.value}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Baseline:

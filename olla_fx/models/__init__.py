@@ -78,12 +78,13 @@ def build_model(
         ModelLookupError: if the name is unknown, its package is not installed, or the model cannot be built
             in this size.
     """
-    if batch_size < 1:
-        raise ModelLookupError(f"the batch size must be at least 1, not {batch_size}")
-    if image_size is not None and image_size < 1:
-        raise ModelLookupError(f"the image size must be at least 1, not {image_size}")
-    if tokens < 1:
-        raise ModelLookupError(f"the number of tokens must be at least 1, not {tokens}")
+    for size_name, size in (
+        ("batch size", batch_size),
+        ("image size", image_size),
+        ("number of tokens", tokens),
+    ):
+        if size is not None and size < 1:
+            raise ModelLookupError(f"the {size_name} must be at least 1, not {size}")
     build, short_name = _builder(name)
     wanted = Wanted(batch_size, image_size, tokens, train)
     try:

@@ -1,4 +1,4 @@
-"""Optimizers of ``torch.optim`` by name, with their default flags."""
+"""Makes optimizers of ``torch.optim`` by name, with their default flags."""
 
 from __future__ import annotations
 

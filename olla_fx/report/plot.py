@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from olla_fx.report.spans import placed_spans
+from olla_fx.report.table import MIB
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.problem import Problem
-
-MIB = 2**20
 
 
 def plot_plan(problem: Problem, plan: MemoryPlan, path: str | Path) -> None:
