@@ -42,7 +42,7 @@ class Dataflow:
         produced: for each operator, the array index of each of its flattened results; None for a result
             that is no tensor, lives in another operator's storage, or on another device.
         storage_bytes: each array's size before rounding.
-        alignment_bytes: what sizes are rounded up to.
+        alignment_bytes: sizes are rounded up to multiples of it.
         device: the device that the graph runs on.
     """
 
@@ -149,7 +149,7 @@ class _Builder:
                 f"the model has shapes that depend on the values of its tensors (of {name}: a mask or "
                 "nonzero, say), so no plan fits every step. Use torch.where or fixed shapes"
             )
-        # Numbers for the host (an optimizer's count of steps) take no memory of the device, nor does what
+        # Numbers on the host (an optimizer's count of steps) take no memory of the device, nor does what
         # the model computes on another one.
         on_device = is_on(leaf, self.device)
         size_bytes = leaf.untyped_storage().nbytes() if on_device else 0

@@ -45,7 +45,7 @@ def plan_path(problem: Problem, options: Mapping[str, object], device: torch.dev
     """Return the file of a plan; None if none are kept.
 
     Args:
-        problem: what is planned.
+        problem: the operators and arrays to plan.
         options: all options of the planner.
         device: the device that the plan is for.
     """
@@ -68,7 +68,7 @@ def load_plan(path: Path | None, problem: Problem) -> MemoryPlan | None:
 
     Args:
         path: from :func:`plan_path`; None if no plans are kept.
-        problem: what it is a plan of.
+        problem: the operators and arrays of the plan.
 
     Returns:
         The plan; None if there is no such file, or, with a warning, if it cannot be used.

@@ -157,7 +157,7 @@ class DynamoPiece(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         """Run the graph."""
-        # Not by calling it: fx would print a traceback of what is refused with an explanation.
+        # Not by __call__: fx would print a traceback of an error that the refusal explains.
         return self.piece.forward(*inputs)
 
 
@@ -198,7 +198,7 @@ def backend(
     """Compile a graph of Dynamo's: the entry point ``olla_fx`` of ``torch_dynamo_backends``.
 
     Args:
-        graph_module: what Dynamo captured.
+        graph_module: captured by Dynamo.
         example_inputs: fake; unused, as planning waits for the first call.
         options: ``torch.compile(..., options={"solver": ..., "time_limit": ...})``.
 

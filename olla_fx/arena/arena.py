@@ -31,7 +31,7 @@ class PlannedRequest:
 
     Attributes:
         operator: position in the emitted order.
-        ordinal: which of this operator's requests on the planning thread, from 0.
+        ordinal: position among this operator's requests on the planning thread, from 0.
         size_bytes: exactly what is requested, not rounded up.
         offset: in the buffer; None if it is served outside on purpose (an output).
     """
@@ -50,7 +50,7 @@ class RecordedRequest:
 
     Attributes:
         operator: the operator that was running; -1 before the first.
-        ordinal: which of this operator's requests, from 0.
+        ordinal: position among this operator's requests, from 0.
         size_bytes: exactly what was requested.
         address: of the block.
         allocated_at: time of the request.

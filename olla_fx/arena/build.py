@@ -62,18 +62,18 @@ def load(library: Library) -> ModuleType:
         if path.exists():
             try:
                 return _import(name, path)
-            except ImportError:  # cut short by a crash, for instance: build it again
+            except ImportError:  # truncated by a crash, for instance: build it again
                 path.unlink()
         (folder / "lock").unlink(missing_ok=True)
         return _compile(library, name, folder)
 
 
 def _compile(library: Library, name: str, folder: Path) -> ModuleType:
-    # Costs a second to import, and is not needed when the library exists.
+    # The import takes a second, and an existing library does not need it.
     from torch.utils import cpp_extension
 
     with _scripts_on_path(), warnings.catch_warnings():
-        # torch warns of a missing compiler, too, before it fails; one warning is enough.
+        # torch also warns of a missing compiler before it fails; one warning is enough.
         warnings.simplefilter("ignore")
         module: ModuleType = cpp_extension.load(
             name,
@@ -83,7 +83,7 @@ def _compile(library: Library, name: str, folder: Path) -> ModuleType:
             extra_include_paths=list(library.include_folders),
             build_directory=str(folder),
             verbose=False,
-            with_cuda=False,  # no CUDA compiler is needed for what has no kernels
+            with_cuda=False,  # without kernels no CUDA compiler is needed
         )
     return module
 
@@ -130,7 +130,7 @@ def _cache_root() -> Path:
 def _locked(path: Path) -> Iterator[None]:
     try:
         import fcntl
-    except ImportError:  # no such lock on this system; torch's own still keeps builders apart
+    except ImportError:  # no such lock on this system; torch's own still excludes other builders
         yield
         return
     with path.open("w") as handle:

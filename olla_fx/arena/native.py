@@ -128,7 +128,7 @@ def _build(device_type: str) -> _Build:
     started = time.perf_counter()
     try:
         if device_type == "cuda":
-            # The present allocator's state is made with the driver's context. A torch without CUDA refuses
+            # The current allocator's state is made with the driver's context. A torch without CUDA refuses
             # by an AssertionError.
             torch.cuda.init()  # type: ignore[no-untyped-call]
         library = cuda_headers.library() if device_type == "cuda" else _CPU

@@ -25,7 +25,7 @@ def micro_batches(arguments: Sequence[Any], count: int) -> list[Sequence[Any]]:
 
     Args:
         arguments: of the step; the length of the first tensor's first dimension is the batch size.
-        count: how many micro-batches to make.
+        count: the number of micro-batches.
 
     Raises:
         CaptureError: if the batch cannot be cut evenly.

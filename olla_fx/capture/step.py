@@ -36,7 +36,7 @@ def capture(request: StepRequest) -> CapturedStep:
         CaptureError: if the model depends on values of its data, rejects the example, has hooks or
             side effects, or its optimizer cannot be captured. Model and optimizer are untouched.
     """
-    # The caller's search for anomalies would look into tensors without values.
+    # Anomaly detection, if the caller enabled it, would read tensors without values.
     with torch_compat.without_saved_tensor_hooks(), torch.autograd.set_detect_anomaly(False):
         return _capture(request)
 

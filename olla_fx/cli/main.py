@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: what follows the command's name; None for the process's own.
+        arguments: the words after the command's name; None for the process's own.
 
     Returns:
         The exit status.

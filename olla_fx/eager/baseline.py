@@ -37,7 +37,7 @@ class Baseline:
 
     Attributes:
         live_peak_bytes: the maximum of bytes requested and not yet freed, sizes as requested.
-        reserved_bytes: what the CUDA caching allocator would reserve for this.
+        reserved_bytes: those that the CUDA caching allocator would reserve for this.
         fragmentation: share of it that is not in use at its peak (OLLA §5.4), 0 to 1.
         requests: the number of requested blocks of a byte or more.
         source: the source of the events.

@@ -80,7 +80,7 @@ def _candidates(symbols: npt.NDArray[np.int64]) -> list[int]:
     distances: set[int] = set()
     for symbol in repeated[:_RAREST]:
         places = np.flatnonzero(symbols == symbol)
-        # A symbol that occurs k times in an iteration comes back after k occurrences.
+        # A symbol that occurs k times in an iteration repeats after k occurrences.
         for apart in range(1, min(len(places), 64)):
             distances.update(map(int, np.unique(places[apart:] - places[:-apart])))
     return sorted(distance for distance in distances if distance <= len(symbols) // 2)

@@ -80,7 +80,7 @@ def resident_at_peak(
     Args:
         history: actions of the caching allocator and their bytes.
         allocated_bytes: of tensors, before.
-        reserved_bytes: what the allocator held before.
+        reserved_bytes: of the allocator, before.
 
     Returns:
         The bytes, those of the request included for which the allocator grew; None if it never did.

@@ -50,7 +50,7 @@ def reordered_graphs(
         dataflow: the graph and what its operators and arrays are.
         problem: ``dataflow.problem``, or the same with recorded sizes and workspaces.
         plan: an order and offsets for ``problem``.
-        inputs: what the placeholders are; they are named after them.
+        inputs: of the placeholders, which are named after them.
         begin_operator: called with the operator's timestep before each, so that the arena knows which
             requests to expect; None leaves the calls out.
 
@@ -109,7 +109,7 @@ class _Phase:
             self._emitted[node] = self.target.placeholder(_placeholder_name(step_input))
             self._emitted[node].meta = dict(node.meta)
         self._kept = self.target.placeholder("kept") if before is not None else None
-        # Views are made again by each phase; what an operator made is handed on.
+        # Each phase makes views again; results of operators are passed on.
         self._made = frozenset(operators) | {
             result for node in operators for result in node.users if result.target is operator.getitem
         }

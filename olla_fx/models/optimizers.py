@@ -34,7 +34,7 @@ def optimizer_by_name(
 
     Args:
         name: one of :data:`OPTIMIZERS`.
-        parameters: what it trains.
+        parameters: those to train.
         lr: learning rate.
 
     Returns:

@@ -104,7 +104,7 @@ def _image_case(models: ModuleType, name: str, wanted: Wanted) -> ModelCase:
     options: dict[str, Any] = {}
     loss: LossFunction = F.cross_entropy
     if name in ("googlenet", "inception_v3"):
-        # Their initialisation takes half a minute and is left to those who train them for real.
+        # Their initialisation takes half a minute, and only real training needs it.
         options["init_weights"] = False
         loss = functools.partial(auxiliary_loss, weight=0.4 if inception else 0.3)
     elif name.startswith("vit_"):

@@ -32,7 +32,7 @@ def mark_boundary(graph: fx.Graph, inputs: tuple[StepInput, ...], results: int) 
 
     Args:
         graph: with fake values, its updates in place.
-        inputs: what its placeholders are.
+        inputs: of its placeholders.
         results: the number of its results that the caller gets at the boundary; gradients follow.
     """
     placeholders = graph.find_nodes(op="placeholder")

@@ -42,7 +42,7 @@ def propagate_fake_tensors(
 
     Args:
         graph_module: changed in its metadata only.
-        inputs: what its placeholders are.
+        inputs: of its placeholders.
         device: the device that it is to run on.
     """
     fake_mode = torch_compat.new_fake_mode()

@@ -32,7 +32,7 @@ _accumulation_hooks_of = attrgetter("_post_accumulate_grad_hooks")
 def module_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
     """Return all forward and backward hooks that run for one module, global ones included."""
     own = module.__dict__
-    # Asked of every module at every call.
+    # Called for every module at every call of a step.
     if not (
         own["_forward_hooks"]
         or own["_forward_pre_hooks"]
