@@ -38,7 +38,7 @@ class Training:
 
 
 def new_training() -> Training:
-    """The same weights every time; SGD with momentum, and a learning rate that falls."""
+    """Make the same weights every time; SGD with momentum, and a learning rate that falls."""
     torch.manual_seed(0)
     model = import_torchvision().models.resnet18(num_classes=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -46,7 +46,7 @@ def new_training() -> Training:
 
 
 def eager_step(training: Training) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The step as one writes it in PyTorch."""
+    """Return the step as one writes it in PyTorch."""
 
     def step(images, labels):
         loss = F.cross_entropy(training.model(images), labels)
@@ -59,41 +59,43 @@ def eager_step(training: Training) -> Callable[[torch.Tensor, torch.Tensor], tor
 
 
 def digit_batches(steps: int, batch_size: int) -> list[Batch]:
-    """Real images, 8x8 in scikit-learn, scaled up to 3x64x64."""
+    """Return batches of real images, 8x8 in scikit-learn, scaled up to 3x64x64."""
     digits = load_digits()
     chosen = torch.arange(steps * batch_size) % len(digits.target)
     images = torch.tensor(digits.images / 16, dtype=torch.float32)[chosen, None].expand(-1, 3, -1, -1)
     labels = torch.tensor(digits.target)[chosen]
-    large = (F.interpolate(each, 64, mode="bilinear") for each in images.split(batch_size))
+    large = (F.interpolate(part, 64, mode="bilinear") for part in images.split(batch_size))
     return list(zip(large, labels.split(batch_size), strict=True))
 
 
 def measure_eager(batch: Batch) -> Baseline:
-    """What PyTorch's own allocator holds during a step; the second, when momentum exists."""
+    """Measure what PyTorch's own allocator holds during a step; the second, which has momentum."""
     step = eager_step(new_training())
     step(*batch)
     try:
         return record_baseline(lambda: step(*batch))
-    except ArenaUnavailableError:  # no C++ compiler: only PyTorch's dispatcher can be watched
+    except ArenaUnavailableError:  # no C++ compiler: followed under the dispatcher only
         return dispatched_baseline(lambda: step(*batch))
 
 
 def bits_of(training: Training, losses: list[torch.Tensor]) -> list[bytes]:
-    """Every loss, parameter, buffer and tensor of optimizer state, bit for bit."""
+    """Return the bits of every loss, parameter, buffer and tensor of optimizer state."""
     states = training.optimizer.state.values()
     momentum = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
-    return [each.numpy().tobytes() for each in (*losses, *training.model.state_dict().values(), *momentum)]
+    return [
+        tensor.numpy().tobytes() for tensor in (*losses, *training.model.state_dict().values(), *momentum)
+    ]
 
 
 def timed(step: Callable[..., torch.Tensor], batch: Batch) -> tuple[torch.Tensor, float]:
-    """The step's loss and its seconds."""
+    """Run a step; return its loss and its seconds."""
     started = time.perf_counter()
     loss = step(*batch)
     return loss, time.perf_counter() - started
 
 
 def main() -> int:
-    """Train, compare, print; 1 if anything differs."""
+    """Train, compare, print; return 1 if anything differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for option, default in (("--steps", 10), ("--batch-size", 32), ("--threads", torch.get_num_threads())):
         parser.add_argument(option, type=int, default=default)
@@ -116,13 +118,13 @@ def main() -> int:
             seconds[name].append(spent)
         eager.scheduler.step()
         planned.scheduler.step()
-        both = ", ".join(f"{each[-1]:.6f} {name}" for name, each in losses.items())
+        both = ", ".join(f"{values[-1]:.6f} {name}" for name, values in losses.items())
         print(f"step {number:>2}: loss {both}")
 
     same = bits_of(eager, losses["eager"]) == bits_of(planned, losses["planned"])
     plan, counts, baseline = run_planned.plan, run_planned.stats.counts, measure_eager(batches[0])
     # The first planned call records the step and plans again, the second touches a new buffer.
-    usual = {name: each[2:] or each for name, each in seconds.items()}
+    usual = {name: times[2:] or times for name, times in seconds.items()}
     ratios = [b / a for a, b in zip(usual["eager"], usual["planned"], strict=True)]
     rows = [
         (f"eager peak, {baseline.source}", format_bytes(baseline.live_peak_bytes)),
@@ -138,7 +140,7 @@ def main() -> int:
         ("requests served outside: others", f"{counts.outside:,}"),
         ("requests on worker threads", f"{counts.requests_on_worker_threads:,}"),
         *((f"seconds to {stage}", f"{spent:.3f}") for stage, spent in plan.timings.items()),
-        *((f"seconds a step, {name} (median)", f"{median(each):.4f}") for name, each in usual.items()),
+        *((f"seconds a step, {name} (median)", f"{median(times):.4f}") for name, times in usual.items()),
         ("planned / eager (median of pairs)", f"{median(ratios):.3f}"),
         ("losses and weights identical", "yes" if same else "no"),
     ]

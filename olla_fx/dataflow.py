@@ -1,4 +1,4 @@
-"""fx graph → :class:`~olla_solvers.problem.Problem`.
+"""Reads a :class:`~olla_solvers.problem.Problem` off an fx graph.
 
 Nodes that compute become operators, storages become arrays. Which tensors share a storage is read off
 the fake tensors that the graph was propagated with, never off operator names: ``reshape`` may or may
@@ -6,7 +6,7 @@ not copy. Everything else (views, ``getitem``, Python arithmetic on scalars) is 
 memory and is emitted right before its first user.
 
 Edges beyond producer → consumer are hazards, found by walking the captured order, which is the
-program's meaning: a write waits for the last write and for every read since; a read waits for the last
+step's meaning: a write waits for the last write and for every read since; a read waits for the last
 write. Operators that draw random numbers keep their order among themselves.
 """
 
@@ -42,8 +42,8 @@ class Dataflow:
         produced: for each operator, the array index of each of its flattened results; None for a result
             that is no tensor, lives in another operator's storage, or on another device.
         storage_bytes: each array's size before rounding.
-        alignment_bytes: what sizes are rounded up to.
-        device: where the graph runs.
+        alignment_bytes: sizes are rounded up to multiples of it.
+        device: the device that the graph runs on.
     """
 
     graph_module: fx.GraphModule
@@ -61,13 +61,13 @@ def build_dataflow(graph_module: fx.GraphModule, device: torch.device) -> Datafl
     Args:
         graph_module: propagated with fake tensors
             (:func:`olla_fx.passes.propagate.propagate_fake_tensors`).
-        device: whose alignment the sizes are rounded to.
+        device: sizes are rounded up to its alignment.
 
     Returns:
         The problem, and which node and result each of its items is.
 
     Raises:
-        CaptureError: when the graph holds a construct whose memory is unknown.
+        CaptureError: if the graph holds a construct whose memory is unknown.
     """
     builder = _Builder(graph_module, device)
     for node in graph_module.graph.nodes:
@@ -77,7 +77,7 @@ def build_dataflow(graph_module: fx.GraphModule, device: torch.device) -> Datafl
 
 @dataclass
 class _Storage:
-    """What is known of one storage while walking the graph."""
+    """One storage, as far as the walk over the graph has come."""
 
     name: str
     size_bytes: int
@@ -122,26 +122,26 @@ class _Builder:
             self._add_operator(node)
 
     def _add_boundary(self, node: fx.Node) -> None:
-        """An operator that reads the results; what has effects runs before it, what reads tangents after."""
+        """Add an operator that reads the results: effects come before it, readers of tangents after."""
         index = len(self.operators)
         self.operators.append(node)
         self.results.append([])
         self.before.update((effect, index) for effect in self.effects)
         results, tangents = node.args
-        for each in pytree.tree_leaves(results):
-            for key in storages_of(each.meta.get("val")) if isinstance(each, fx.Node) else ():
+        for result in pytree.tree_leaves(results):
+            for key in storages_of(result.meta.get("val")) if isinstance(result, fx.Node) else ():
                 if key is not None:
                     self._read(self.storages[key], index)
-        for each in pytree.tree_leaves(tangents):
-            self.boundary_of.update(dict.fromkeys(storages_of(each.meta.get("val")), index))
+        for tangent in pytree.tree_leaves(tangents):
+            self.boundary_of.update(dict.fromkeys(storages_of(tangent.meta.get("val")), index))
 
     def _numbers_of(self, node: fx.Node) -> frozenset[int]:
-        """The operators whose Python numbers reach a node without passing through a tensor."""
-        found: set[int] = set()
+        """Return the operators whose Python numbers reach a node without passing through a tensor."""
+        sources: set[int] = set()
         for argument in node.all_input_nodes:
             if not _tensor_leaves(argument.meta.get("val")):
-                found |= self.number_sources.get(argument, frozenset())
-        return frozenset(found)
+                sources |= self.number_sources.get(argument, frozenset())
+        return frozenset(sources)
 
     def _new_storage(self, key: int, name: str, leaf: torch.Tensor, producer: int | None) -> None:
         if not isinstance(leaf.untyped_storage().nbytes(), int):
@@ -149,7 +149,7 @@ class _Builder:
                 f"the model has shapes that depend on the values of its tensors (of {name}: a mask or "
                 "nonzero, say), so no plan fits every step. Use torch.where or fixed shapes"
             )
-        # Numbers for the host (an optimizer's count of steps) take no memory of the device, nor does what
+        # Numbers on the host (an optimizer's count of steps) take no memory of the device, nor does what
         # the model computes on another one.
         on_device = is_on(leaf, self.device)
         size_bytes = leaf.untyped_storage().nbytes() if on_device else 0
@@ -159,8 +159,8 @@ class _Builder:
         index = len(self.operators)
         self.operators.append(node)
         self.before.update((source, index) for source in self._numbers_of(node))
-        written = {key for each in written_arguments(node) for key in storages_of(each.meta.get("val"))}
-        read = {key for each in node.all_input_nodes for key in storages_of(each.meta.get("val"))}
+        written = {key for target in written_arguments(node) for key in storages_of(target.meta.get("val"))}
+        read = {key for source in node.all_input_nodes for key in storages_of(source.meta.get("val"))}
         for key in read - written:
             if key is not None:
                 self._read(self.storages[key], index)
@@ -216,7 +216,7 @@ class _Builder:
         position = {key: index for index, key in enumerate(self.storages)}
         problem = Problem(
             operators=tuple(Operator(node.name) for node in self.operators),
-            arrays=tuple(_array(each, self.alignment_bytes) for each in self.storages.values()),
+            arrays=tuple(_array(storage, self.alignment_bytes) for storage in self.storages.values()),
             before=tuple(sorted(self.before)),
         )
         produced = tuple(

@@ -1,8 +1,8 @@
-"""Plans on disk, so that a second start skips the solvers.
+"""Keeps plans on disk, so that a second start skips the solvers.
 
 A plan is looked up by a digest of everything that it depends on: the problem (recorded workspaces
 included), the planner's options, the version of torch, and the device. Files are JSON,
-written beside their place and moved into it, so that two processes never read half of one. What is read is
+written under another name and then moved, so that no process reads half of one. A plan that is read is
 validated against the problem like every plan; a file that is broken, or not a plan of this problem, is
 ignored with a warning and written anew.
 """
@@ -26,10 +26,10 @@ from olla_solvers.problem import Problem
 from olla_solvers.validate import validate
 
 FOLDER_VARIABLE = "OLLA_FX_CACHE_DIR"
-"""Environment variable that names the folder of plans; empty keeps none."""
+"""Environment variable that names the folder of plans; if it is empty, none are kept."""
 
 _RULES = 1
-"""Raise it when the planners' results change, so that older plans are made again."""
+"""A version to raise whenever the planners' results change, so that older plans are not read."""
 
 
 def cache_folder() -> Path | None:
@@ -45,9 +45,9 @@ def plan_path(problem: Problem, options: Mapping[str, object], device: torch.dev
     """Return the file of a plan; None if none are kept.
 
     Args:
-        problem: what is planned.
-        options: everything that the planner is told.
-        device: where the plan is to run.
+        problem: the operators and arrays to plan.
+        options: all options of the planner.
+        device: the device that the plan is for.
     """
     folder = cache_folder()
     if folder is None:
@@ -64,11 +64,11 @@ def plan_path(problem: Problem, options: Mapping[str, object], device: torch.dev
 
 
 def load_plan(path: Path | None, problem: Problem) -> MemoryPlan | None:
-    """Read a plan and validate it; it keeps the provenance and timings of its making.
+    """Read a plan and validate it; it has the provenance and timings of its first making.
 
     Args:
         path: from :func:`plan_path`; None if no plans are kept.
-        problem: what it is a plan of.
+        problem: the operators and arrays of the plan.
 
     Returns:
         The plan; None if there is no such file, or, with a warning, if it cannot be used.
@@ -93,7 +93,7 @@ def load_plan(path: Path | None, problem: Problem) -> MemoryPlan | None:
 
 
 def _check_size(problem: Problem, plan: MemoryPlan) -> None:
-    """Refuse a buffer larger than its contents: it would be valid, but no planner makes one."""
+    """Refuse a buffer larger than its contents: valid, but no planner makes one."""
     sizes = {array.name: array.size_bytes for array in problem.planned}
     scratch = {operator.name: operator.workspace_bytes for operator in problem.operators}
     ends = [offset + sizes[name] for name, offset in plan.offsets.items()]
@@ -110,7 +110,7 @@ def _warn_of(path: Path, error: Exception) -> None:
 
 
 def save_plan(path: Path | None, plan: MemoryPlan) -> None:
-    """Write a plan for later starts; warn if it cannot be written; does nothing without a path."""
+    """Write a plan for later starts; warn if it cannot be written; do nothing without a path."""
     if path is None:
         return
     try:

@@ -1,9 +1,9 @@
-"""``torch.compile(model, backend="olla_fx")``: every graph that Dynamo cuts out, planned and in one buffer.
+"""Plans every graph that Dynamo cuts out: the backend of ``torch.compile(model, backend="olla_fx")``.
 
 A piece is planned like a module in the caller's own loop, forward and backward together, when it is first
-called with inputs of a new kind, so that sizes which Dynamo left open are known. Parameters and buffers
+called with inputs of a new kind, so that sizes that Dynamo left open are known. Parameters and buffers
 reach it as inputs. Pieces on both sides of a graph break are alive together, so each has a buffer of its
-own. A piece that cannot be captured runs as AOTAutograd has it, with one warning.
+own. A piece that cannot be captured runs as by AOTAutograd, with one warning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PlannedPiece:
     """One graph, planned at its first call.
 
     Attributes:
-        module: the planned module; None before the first call, and where the graph runs as it is.
+        module: the planned module; None before the first call, and if the graph runs without a plan.
     """
 
     def __init__(self, graph_module: fx.GraphModule, options: Mapping[str, Any]) -> None:
@@ -69,9 +69,9 @@ class PlannedPiece:
 
 
 class UnplannedPiece:
-    """A graph as AOTAutograd runs it, once for each kind of call.
+    """A graph run by AOTAutograd, compiled once for each kind of call.
 
-    What AOTAutograd makes of real inputs holds for their sizes alone, and has numbers as they were.
+    What AOTAutograd compiles from real inputs is valid for their sizes and numbers alone.
     """
 
     def __init__(self, piece: DynamoPiece, most_kinds: int) -> None:
@@ -79,7 +79,7 @@ class UnplannedPiece:
 
         Args:
             piece: the graph.
-            most_kinds: for how many kinds of calls to keep what was compiled.
+            most_kinds: the number of kinds of calls whose compiled function is kept.
         """
         self._most_kinds = most_kinds
         self._piece = piece
@@ -89,7 +89,7 @@ class UnplannedPiece:
         """Run the graph.
 
         Args:
-            values: its inputs, with numbers as numbers.
+            values: its inputs, numbers not as tensors.
         """
         key = _kinds(values)
         compiled = self._compiled.get(key)
@@ -102,7 +102,7 @@ class UnplannedPiece:
 
 
 def _kinds(values: Sequence[Any]) -> Hashable:
-    """What tells calls apart: sizes, types, gradients, who shares a storage, and numbers."""
+    """Return what distinguishes calls: sizes, types, gradients, shared storages, and numbers."""
     kinds: list[Hashable] = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
     storages: dict[object, int] = {}
     for index, value in enumerate(values):
@@ -116,80 +116,77 @@ def _kinds(values: Sequence[Any]) -> Hashable:
 
 
 class DynamoPiece(nn.Module):
-    """A graph of Dynamo's as a module that takes numbers as numbers.
+    """A graph of Dynamo's as a module that takes numbers, not tensors that hold them.
 
-    Where Dynamo leaves a Python float open (``dynamic=True``), it passes a tensor and asks for its value in
-    the graph, which would depend on data. A number among the inputs makes a plan of its own instead.
+    If Dynamo leaves a Python float open (``dynamic=True``), it passes a tensor and reads its value in the
+    graph, which would depend on data. A number among the inputs makes a plan of its own instead.
     """
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
-        """Copy a graph, without its questions for values."""
+        """Copy a graph, without its reads of numbers."""
         super().__init__()
         graph = copy.deepcopy(graph_module.graph)
         self.piece = fx.GraphModule(graph_module, graph)
-        self._numbers = {
-            index
-            for index, placeholder in enumerate(graph.find_nodes(op="placeholder"))
-            if _is_number(self.piece, placeholder)
-        }
         placeholders = graph.find_nodes(op="placeholder")
+        self._numbers = {index for index, node in enumerate(placeholders) if _is_number(self.piece, node)}
         for index in self._numbers:
             self._take_number(placeholders[index])
         self.piece.recompile()
         self.size = sum(node.op.startswith("call") for node in graph.nodes)
 
     def _take_number(self, placeholder: fx.Node) -> None:
-        """Leave out the questions for a placeholder's value, also in the checkpoints that it goes into."""
+        """Remove the reads of a placeholder's value, also from the checkpoints that take it."""
         for user in list(placeholder.users):
-            if _asks_for_value(user):
+            if _reads_value(user):
                 user.replace_all_uses_with(placeholder)
                 user.graph.erase_node(user)
                 continue
             name, body = _checkpointed(self.piece, user)
             body = fx.GraphModule(body, copy.deepcopy(body.graph))
             for inner in _inner_placeholders(body, user, placeholder):
-                for question in list(inner.users):
-                    question.replace_all_uses_with(inner)
-                    body.graph.erase_node(question)
+                for read in list(inner.users):
+                    read.replace_all_uses_with(inner)
+                    body.graph.erase_node(read)
             body.recompile()
             setattr(self.piece, name, body)
 
     def with_numbers(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """The inputs, with the values of those that the graph only asks for theirs."""
-        return tuple(each.item() if index in self._numbers else each for index, each in enumerate(inputs))
+        """Return the inputs; those of which the graph reads only the number as numbers."""
+        pairs = enumerate(inputs)
+        return tuple(value.item() if index in self._numbers else value for index, value in pairs)
 
     def forward(self, *inputs: Any) -> Any:
         """Run the graph."""
-        # Not by calling it: fx would print a traceback of what is refused with an explanation.
+        # Not by __call__: fx would print a traceback of an error that the refusal explains.
         return self.piece.forward(*inputs)
 
 
-def _asks_for_value(node: fx.Node) -> bool:
+def _reads_value(node: fx.Node) -> bool:
     return (node.op, node.target) == ("call_method", "item")
 
 
 def _is_number(piece: fx.GraphModule, placeholder: fx.Node) -> bool:
-    """Whether a graph, and the checkpoints in it, only ask for a placeholder's value."""
+    """Return True if a graph, and the checkpoints in it, only read a placeholder's value."""
     for user in placeholder.users:
-        if _asks_for_value(user):
+        if _reads_value(user):
             continue
         if user.target is not torch.ops.higher_order.tag_activation_checkpoint:
             return False
         _, body = _checkpointed(piece, user)
         for inner in _inner_placeholders(body, user, placeholder):
-            if not inner.users or not all(map(_asks_for_value, inner.users)):
+            if not inner.users or not all(map(_reads_value, inner.users)):
                 return False
     return bool(placeholder.users)
 
 
 def _checkpointed(piece: fx.GraphModule, checkpoint: fx.Node) -> tuple[str, fx.GraphModule]:
-    """Name and graph of what a checkpoint runs."""
+    """Return the name and the graph of a checkpoint's body."""
     name = str(checkpoint.args[0].target)  # type: ignore[union-attr]
     return name, piece.get_submodule(name)  # type: ignore[return-value]
 
 
 def _inner_placeholders(body: fx.GraphModule, checkpoint: fx.Node, passed: fx.Node) -> list[fx.Node]:
-    """Where a checkpoint's graph receives an argument."""
+    """Return the placeholders by which a checkpoint's graph receives an argument."""
     placeholders = body.graph.find_nodes(op="placeholder")
     pairs = zip(placeholders, checkpoint.args[1:], strict=False)
     return [placeholder for placeholder, argument in pairs if argument is passed]
@@ -198,18 +195,18 @@ def _inner_placeholders(body: fx.GraphModule, checkpoint: fx.Node, passed: fx.No
 def backend(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
 ) -> PlannedPiece:
-    """The entry point ``olla_fx`` of ``torch_dynamo_backends``.
+    """Compile a graph of Dynamo's: the entry point ``olla_fx`` of ``torch_dynamo_backends``.
 
     Args:
-        graph_module: what Dynamo captured.
-        example_inputs: fake; not needed, as planning waits for the first call.
+        graph_module: captured by Dynamo.
+        example_inputs: fake; unused, as planning waits for the first call.
         options: ``torch.compile(..., options={"solver": ..., "time_limit": ...})``.
 
     Returns:
-        What Dynamo calls in the graph's place.
+        The callable that Dynamo calls in the graph's place.
 
     Raises:
-        OptionError: when an option is unknown.
+        OptionError: if an option is unknown.
     """
     options = dict(options or {})
     unknown = sorted(options.keys() - {"solver", "time_limit"})

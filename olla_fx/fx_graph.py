@@ -1,4 +1,4 @@
-"""Questions that every stage asks of a node of an fx graph that was propagated with fake tensors.
+"""Properties of nodes of an fx graph that was propagated with fake tensors, for every stage.
 
 Whether two tensors share a storage is read off the fake tensors, never off operator names: ``reshape`` may or
 may not copy.
@@ -18,7 +18,7 @@ from olla_fx.torch_compat import pytree, storage_key
 
 
 def storages_of(value: object) -> list[int | None]:
-    """Return the storage of each flattened tensor in a node's value; None for what is no tensor."""
+    """Return the storage of each flattened item of a node's value; None if it is no tensor."""
     return [
         storage_key(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in pytree.tree_leaves(value)
     ]
@@ -84,11 +84,11 @@ def is_free(node: fx.Node) -> bool:
 def free_nodes_before(
     node: fx.Node, emitted: Mapping[fx.Node, object], operators: frozenset[fx.Node]
 ) -> Iterator[fx.Node]:
-    """Yield the free nodes that must be emitted before ``node``, in an order that works.
+    """Yield the free nodes that must be emitted before ``node``, inputs first.
 
     Args:
         node: an operator or the output.
-        emitted: nodes already there.
+        emitted: nodes that were emitted already.
         operators: all operator nodes; these are never free.
     """
     pending: list[tuple[fx.Node, Sequence[fx.Node], int]] = [(node, node.all_input_nodes, 0)]

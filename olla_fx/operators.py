@@ -1,10 +1,10 @@
-"""Operators of ATen under names of our own, where a graph's plain call would do less than eager.
+"""Wraps operators of ATen that a graph's plain call would run in another way than eager.
 
 **oneDNN's LSTM.** The forward keeps what its backward needs (its workspace) only while gradients are enabled,
 which they are not when a planned step runs. The backward returns one tensor as the gradients of both biases,
-though its fake form makes two: here it is one result.
+though its fake form makes two: here they are one result.
 
-**Grouped products** (mixtures of experts). Their fake form knows the checks of the CUDA kernel, which takes
+**Grouped products** (mixtures of experts). Their fake form has the checks of the CUDA kernel, which takes
 bfloat16 alone, and refuses what the CPU's kernel computes.
 
 All run the operators of ATen, so that the bits are eager's.
@@ -62,12 +62,12 @@ def _fake_grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The product of each group: one for every matrix of a stack, or for every part that ``offs`` cuts."""
+    """Return the product of each group: of every matrix of a stack, or every part that ``offs`` cuts."""
     shape = [left.shape[-2], right.shape[-1]]
     if left.dim() == right.dim():
         shape.insert(0, left.shape[0] if offs is None else offs.shape[0])
     dtype = out_dtype or left.dtype
-    # Rows begin at multiples of 16 bytes, as the kernel for CUDA wants them and that for the CPU makes them.
+    # Rows begin at multiples of 16 bytes, as CUDA's kernel requires and the CPU's makes them.
     elements = 16 // dtype.itemsize
     row = -(-shape[-1] // elements) * elements
     strides = [shape[-2] * row, row, 1][-len(shape) :]
@@ -79,10 +79,10 @@ grouped_mm = _define(
 )
 
 UNDER_OWN_NAME = {aten._grouped_mm.default: grouped_mm}
-"""What to trace in the place of operators whose fake form refuses what eager computes."""
+"""Operators to trace in the place of those whose fake form refuses what eager computes."""
 
 
 def with_both_bias_gradients(gradients: Any) -> tuple[torch.Tensor, ...]:
-    """The results of ``mkldnn_rnn_layer_backward`` from those of :data:`lstm_layer_backward`."""
+    """Return the results of ``mkldnn_rnn_layer_backward`` from those of :data:`lstm_layer_backward`."""
     bias = gradients[_FIRST_BIAS]
     return *gradients[:_SECOND_BIAS], bias.clone(), *gradients[_SECOND_BIAS:]

@@ -102,7 +102,7 @@ def write_figures(figures: Sequence[Figure], jobs: Sequence[Job], device: str, o
 
 
 def _measure_here(job: Job) -> int:
-    """One measurement in this process; its result is the last line of output."""
+    """Measure one job in this process; print its result as the last line of output."""
     warnings.simplefilter("ignore")
     from paper_figures.measure import measure
 

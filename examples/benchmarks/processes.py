@@ -19,7 +19,7 @@ def run_apart(
     """Run a command whose last line of output is a JSON object.
 
     Args:
-        command: program and arguments.
+        command: executable and arguments.
         environment: variables that differ from this process's; None for one that is not to be set.
         time_limit: seconds after which it is ended.
 

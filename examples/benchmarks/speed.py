@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, object]:
-    """The paired times of one model's training steps."""
+    """Time one model's training steps in pairs."""
     case = build_model(
         name,
         batch_size=arguments.batch_size,
@@ -74,7 +74,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, object]:
     )
     eager_model, loss_fn = copy.deepcopy(case.model), case.loss_fn
     eager_optimizer, optimizer = (
-        optimizer_by_name("sgd", each.parameters()) for each in (eager_model, case.model)
+        optimizer_by_name("sgd", model.parameters()) for model in (eager_model, case.model)
     )
     *inputs, target = case.inputs
 
@@ -108,12 +108,12 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def allocation_seconds(count: int = 200_000) -> tuple[float, float]:
-    """Seconds of a small allocation and its free, served from a plan and by the stock allocator.
+    """Time a small allocation and its free, served from a plan and by the stock allocator.
 
     The empty tensor's own cost is in both.
     """
     requests = [arena.PlannedRequest(0, ordinal, 4096, 0) for ordinal in range(count)]
-    program = arena.Arena(arena.Buffer(4096), 1, requests)
+    planned_arena = arena.Arena(arena.Buffer(4096), 1, requests)
 
     def run() -> float:
         started = time.perf_counter()
@@ -124,10 +124,10 @@ def allocation_seconds(count: int = 200_000) -> tuple[float, float]:
     served, stock = [], []
     for _ in range(5):
         stock.append(run())
-        with program.region():
-            program.begin_operator(0)
+        with planned_arena.region():
+            planned_arena.begin_operator(0)
             served.append(run())
-        if program.counts().outside:
+        if planned_arena.counts().outside:
             raise RuntimeError("an allocation was not served")
     return min(served), min(stock)
 

@@ -1,4 +1,4 @@
-"""Timing in pairs, and what has to be loaded before anything is timed."""
+"""Times steps in pairs, and loads what is needed before anything is timed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load_search() -> None:
 def paired(
     eager: Callable[[], object], planned: Callable[[], object], eager_first: bool
 ) -> tuple[float, float]:
-    """Seconds of an eager and a planned step, one right after the other."""
+    """Time an eager and a planned step, one right after the other, in seconds."""
     times = {}
     for run in (eager, planned) if eager_first else (planned, eager):
         started = time.perf_counter()
@@ -34,7 +34,7 @@ def paired(
 
 
 def bootstrap_interval(ratios: np.ndarray) -> tuple[float, float]:
-    """The 95 % interval of the median."""
+    """Return the 95 % interval of the median."""
     generator = np.random.default_rng(0)
     samples = generator.choice(ratios, (RESAMPLES, len(ratios)))
     low, high = np.percentile(np.median(samples, axis=1), [2.5, 97.5])

@@ -58,14 +58,14 @@ IMAGE_SIZES = {
     "s3d": 224,  # pools over 7 by 7 at the end
     "vit_h_14": 56,  # cuts images into patches of 14
 }
-"""Where images of :data:`IMAGE_SIZE` will not do."""
+"""Sizes of models that cannot take images of :data:`IMAGE_SIZE`."""
 
 PASS = "pass"
 
 
 @dataclass
 class Row:
-    """What came of one model.
+    """The outcome of one model.
 
     Attributes:
         name: of the model.
@@ -163,7 +163,7 @@ def preload(families: Sequence[str]) -> None:
 
 
 def build(family: str, name: str) -> ModelCase:
-    """A model of the zoo in training mode, always with the same weights and inputs."""
+    """Build a model of the zoo in training mode, always with the same weights and inputs."""
     torch.manual_seed(SEED)
     if family == "transformers":
         return transformers_case(name)
@@ -201,7 +201,7 @@ def in_its_own_process(family: str, name: str, options: argparse.Namespace) -> R
 
 
 def _innermost(stack: TextIO) -> str:
-    """The function that a process was in when its stack was written."""
+    """Return the function that a process was in when its stack was written."""
     stack.seek(0)
     frames = re.findall(r'File ".*?([^/"]+)", line (\d+) in (\S+)', stack.read())
     return "{}:{}, {}".format(*frames[0]) if frames else "no Python code"
@@ -248,7 +248,7 @@ def try_model(row: Row, optimizer: str, solver: str) -> None:
 
 
 def train_eager(row: Row, optimizer_name: str) -> dict[str, str]:
-    """Train in eager; a fingerprint of everything that a step changes, by name."""
+    """Train in eager; return a fingerprint of everything that a step changes, by name."""
     case = build(row.family, row.name)
     optimizer = optimizer_by_name(optimizer_name, case.model.parameters(), lr=LEARNING_RATE)
     prints = {}
@@ -264,9 +264,9 @@ def train_eager(row: Row, optimizer_name: str) -> dict[str, str]:
 
 
 def train_planned(row: Row, optimizer_name: str, solver: str) -> dict[str, str]:
-    """Train in planned steps; likewise, with the counts of the last step put into the row."""
+    """Train in planned steps; likewise, and put the counts of the last step into the row."""
     case = build(row.family, row.name)
-    row.parameters = sum(each.numel() for each in case.model.parameters())
+    row.parameters = sum(parameter.numel() for parameter in case.model.parameters())
     optimizer = optimizer_by_name(optimizer_name, case.model.parameters(), lr=LEARNING_RATE)
     step = olla_fx.optimize(case.model, case.inputs, loss_fn=case.loss_fn, optimizer=optimizer, solver=solver)
     prints = {}
@@ -293,37 +293,37 @@ def train_planned(row: Row, optimizer_name: str, solver: str) -> dict[str, str]:
 
 
 def _batches(case: ModelCase) -> Iterator[tuple[torch.Tensor, ...]]:
-    """The example, and then the same with its examples in the other order, but not their targets."""
+    """Yield the example, and then the same with its examples in reverse order, but not their targets."""
     *inputs, target = case.inputs
     for index in range(STEPS):
-        turned = [each.flip(0) if index % 2 else each.clone() for each in inputs]
+        turned = [tensor.flip(0) if index % 2 else tensor.clone() for tensor in inputs]
         yield (*turned, target.clone())
 
 
 def fingerprint(tensor: torch.Tensor) -> str:
-    """Differs when a bit of the tensor does."""
+    """Return a digest that differs if a bit of the tensor does."""
     elements = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     digest = hashlib.blake2b(elements.numpy().data, digest_size=16).hexdigest()
     return f"{tensor.dtype} {list(tensor.shape)} {digest}"
 
 
 def fingerprints(case: ModelCase, optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """All tensors that training changes, and the state of the generator of random numbers."""
+    """Return digests of all tensors that training changes, and of the random generator's state."""
     tensors: dict[str, torch.Tensor] = {"random numbers": torch.get_rng_state()}
     names = {}
     for name, parameter in case.model.named_parameters():
         tensors[f"parameter {name}"] = parameter
         names[parameter] = name
-    tensors |= {f"buffer {name}": each for name, each in case.model.named_buffers()}
+    tensors |= {f"buffer {name}": buffer for name, buffer in case.model.named_buffers()}
     for parameter, state in optimizer.state.items():
         for path, leaf in pytree.tree_flatten_with_path(state)[0]:
             if isinstance(leaf, torch.Tensor):
                 tensors[f"state {names[parameter]}{pytree.keystr(path)}"] = leaf
-    return {name: fingerprint(each) for name, each in tensors.items()}
+    return {name: fingerprint(tensor) for name, tensor in tensors.items()}
 
 
 def table(rows: Sequence[Row]) -> str:
-    """All models, and how many of each family pass, in Markdown."""
+    """Format all models, and how many of each family pass, in Markdown."""
     lines = ["| family | model | parameters | operators | buffer MiB | result |", "|---|---|---|---|---|---|"]
     for row in rows:
         result = row.status if row.status == PASS else f"**{row.status}**: {row.reason}".replace("|", "\\|")
@@ -335,7 +335,7 @@ def table(rows: Sequence[Row]) -> str:
     for family in dict.fromkeys(row.family for row in rows):
         of_family = [row.status for row in rows if row.family == family]
         passed = of_family.count(PASS)
-        others = collections.Counter(each for each in of_family if each != PASS)
+        others = collections.Counter(outcome for outcome in of_family if outcome != PASS)
         named = ", ".join(f"{count} {status}" for status, count in others.items())
         percent = 100 * passed / len(of_family)
         lines.append(f"| {family} | {len(of_family)} | {passed} | {percent:.1f} | {named} |")
@@ -345,12 +345,12 @@ def table(rows: Sequence[Row]) -> str:
 def _earlier_rows(path: Path | None) -> dict[tuple[str, str], Row]:
     if path is None or not path.exists():
         return {}
-    rows = [Row(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
+    rows = [Row(**fields) for fields in json.loads(path.read_text(encoding="utf-8"))]
     return {(row.family, row.name): row for row in rows}
 
 
 def _write(path: Path, rows: Any) -> None:
-    """In one move, so that a run that is killed leaves a whole file."""
+    """Write a file in one move, so that a run that is killed leaves a whole file."""
     unfinished = path.with_suffix(".part")
     unfinished.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
     unfinished.replace(path)

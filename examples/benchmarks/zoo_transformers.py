@@ -1,4 +1,4 @@
-"""The transformers architectures of the zoo: small random configurations, inputs, and a loss for each task.
+"""Lists the zoo's transformers architectures: small random configurations, inputs, and a loss for each task.
 
 Two layers, a width of 32 and texts of 16 tokens, so that a step takes a second. What a configuration sets
 beside sizes is there because the architecture draws from NumPy's generator otherwise (layer drop and
@@ -51,7 +51,7 @@ class Keywords(nn.Module):
 
 @dataclass(frozen=True)
 class Task:
-    """What a kind of model is given and asked for.
+    """The inputs, target and loss of a kind of model.
 
     Attributes:
         builder: the class of transformers that builds it from a configuration.
@@ -108,7 +108,7 @@ def _pictures(config: Any) -> dict[str, torch.Tensor]:
 
 
 def hidden_loss(outputs: Any, target: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of the mean hidden state: trains models that have no head.
+    """Compute the cross entropy of the mean hidden state: trains models that have no head.
 
     Args:
         outputs: whose first field is ``[batch, positions, width]``.
@@ -118,7 +118,7 @@ def hidden_loss(outputs: Any, target: torch.Tensor) -> torch.Tensor:
 
 
 def matching_loss(outputs: Any, target: torch.Tensor) -> torch.Tensor:
-    """Which text belongs to which image.
+    """Compute the loss of matching texts to images.
 
     Args:
         outputs: with a field ``logits_per_image``.
@@ -128,7 +128,7 @@ def matching_loss(outputs: Any, target: torch.Tensor) -> torch.Tensor:
 
 
 def detection_loss(outputs: Any, target: torch.Tensor) -> torch.Tensor:
-    """Classes and boxes of all queries against one class: the matching of DETR depends on data.
+    """Compute a loss of all queries against one class: the matching of DETR depends on data.
 
     Args:
         outputs: with fields ``logits`` and ``pred_boxes``.
@@ -140,7 +140,7 @@ def detection_loss(outputs: Any, target: torch.Tensor) -> torch.Tensor:
 
 
 def pixel_loss(outputs: Any, target: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of every pixel.
+    """Compute the cross entropy of every pixel.
 
     Args:
         outputs: with a field ``logits``, ``[batch, classes, height, width]``.
@@ -182,7 +182,7 @@ TASKS = {
     ),
     "match": Task("AutoModel", _pair, lambda _: torch.arange(BATCH), matching_loss),
 }
-"""What models are built for."""
+"""The tasks that models are built for."""
 
 _ENCODER: Config = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,

@@ -1,4 +1,4 @@
-"""The native allocators: serve a planned step from one buffer, and record what a real step requests."""
+"""Serves a planned step from one buffer by native allocators, and records what a real step requests."""
 
 from olla_fx.arena.arena import (
     Arena,

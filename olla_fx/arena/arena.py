@@ -1,4 +1,4 @@
-"""A buffer on a device, and the programs by which steps' requests are served from it.
+"""Serves steps' requests from a buffer on a device, by allocation tables.
 
 This is OLLA §3.5 on the device's own allocator: inside a region, the requests of the thread that entered it
 get the addresses that were planned; a request that was not planned goes to PyTorch's own allocator and is
@@ -31,9 +31,9 @@ class PlannedRequest:
 
     Attributes:
         operator: position in the emitted order.
-        ordinal: which of this operator's requests on the planning thread, from 0.
+        ordinal: position among this operator's requests on the planning thread, from 0.
         size_bytes: exactly what is requested, not rounded up.
-        offset: place in the buffer; None: outside on purpose (an output).
+        offset: in the buffer; None if it is served outside on purpose (an output).
     """
 
     operator: int
@@ -50,14 +50,14 @@ class RecordedRequest:
 
     Attributes:
         operator: the operator that was running; -1 before the first.
-        ordinal: which of this operator's requests, from 0.
+        ordinal: position among this operator's requests, from 0.
         size_bytes: exactly what was requested.
-        address: where the block was put.
+        address: of the block.
         allocated_at: time of the request.
-        freed_at: time of the free; None: still alive when the run ended.
+        freed_at: time of the free; None if the block was alive when the run ended.
         freed_in_operator: the operator that was running when the block was freed.
-        freed_by_other_thread: freed by another thread, at an uncertain point of that operator, then.
-        served: came from the buffer.
+        freed_by_other_thread: True if another thread freed it, at an uncertain point of that operator.
+        served: True if it came from the buffer.
     """
 
     operator: int
@@ -72,12 +72,12 @@ class RecordedRequest:
 
 
 class Buffer:
-    """One block of a device's memory in which the programs of any number of arenas run, one at a time.
+    """One block of a device's memory that any number of arenas use, one at a time.
 
     Attributes:
         buffer_bytes: its size.
-        device: where it is.
-        address: where it begins; 0 if it is empty.
+        device: the device that it is on.
+        address: its first; 0 if it is empty.
 
     Raises:
         ArenaUnavailableError: without the native allocator; ask :func:`available` first.
@@ -95,26 +95,26 @@ class Buffer:
         self.address = self.memory.address
 
     def poison(self, byte: int = 0xFF) -> None:
-        """Fill the buffer, to show who reads what he did not write. 0xFF makes NaNs of floats."""
+        """Fill the buffer, to expose reads of what was not written. 0xFF makes NaNs of floats."""
         self.memory.poison(byte)
 
     def contains(self, address: int) -> bool:
-        """Whether an address lies in the buffer."""
+        """Return True if an address lies in the buffer."""
         return self.address <= address < self.address + self.buffer_bytes
 
     @property
     def outstanding_blocks(self) -> int:
-        """Blocks that were served, in any run, and are not freed; they keep the buffer's memory."""
+        """The number of blocks served, in any run, and not yet freed; they keep the buffer's memory."""
         return self.memory.outstanding
 
 
 class Arena:
-    """One program in a buffer.
+    """One allocation table in a buffer.
 
     Attributes:
         begin_operator: tells the region of the calling thread which operator runs next; does nothing
             outside of regions and while interrupted. One C function, the same in every arena.
-        buffer: where it runs.
+        buffer: serves the requests.
 
     Raises:
         ArenaUnavailableError: without the native allocator; ask :func:`available` first.
@@ -124,17 +124,17 @@ class Arena:
     begin_operator: Callable[[int], None]
 
     def __init__(self, buffer: Buffer, operator_count: int, requests: Sequence[PlannedRequest]) -> None:
-        """Put a program into a buffer."""
-        _check_program(buffer, operator_count, requests)
+        """Put an allocation table into a buffer."""
+        _check_table(buffer, operator_count, requests)
         native = self._native = _require_native(buffer.device)
         rows = [
             (
-                each.operator,
-                each.ordinal,
-                each.size_bytes,
-                _OUTSIDE_ON_PURPOSE if each.offset is None else each.offset,
+                request.operator,
+                request.ordinal,
+                request.size_bytes,
+                _OUTSIDE_ON_PURPOSE if request.offset is None else request.offset,
             )
-            for each in requests
+            for request in requests
         ]
         self._arena = native.Arena(buffer.memory, operator_count, rows)
         self.begin_operator = native.begin_operator
@@ -146,11 +146,11 @@ class Arena:
 
         Args:
             record: keep what is requested and freed, for :meth:`recording`.
-            loose: for a program whose ordinals are a guess. A request takes any expected request of its
+            loose: for a table whose ordinals are a guess. A request takes any expected request of its
                 operator and size. Slower.
 
-        In either mode a request never gets a place where a served block is still alive, so that no order of
-        requests and no lifetime can harm an answer.
+        In either mode a request never gets bytes of a served block that is still alive, so that no order of
+        requests and no lifetime can harm a result.
 
         Raises:
             ArenaBusyError: if the buffer is in use, or this thread runs in another arena.
@@ -169,7 +169,7 @@ class Arena:
 
     @property
     def is_busy(self) -> bool:
-        """Whether :meth:`region` would refuse this thread now."""
+        """True if :meth:`region` would refuse this thread now."""
         return self.buffer.memory.is_busy or self._native.in_region()
 
     def counts(self) -> RunCounts:
@@ -177,27 +177,27 @@ class Arena:
         return RunCounts(*self._arena.counters())
 
     def recording(self) -> tuple[RecordedRequest, ...]:
-        """The requests of the last run, in order; empty if it was not recorded or has not ended."""
+        """Return the requests of the last run, in order; none if it was not recorded or has not ended."""
         return tuple(RecordedRequest(*row) for row in self._arena.recording())
 
     def outside_log(self) -> tuple[tuple[int, int, int], ...]:
-        """(operator, ordinal, bytes) of the first 256 requests of the last run that were not planned."""
+        """Return (operator, ordinal, bytes) of the last run's first 256 requests that were not planned."""
         return tuple(self._arena.outside_log())
 
 
 def available(device: torch.device = CPU) -> bool:
-    """Whether a device's native allocator can be used; builds it on the first call."""
+    """Return True if a device's native allocator can be used; builds it on the first call."""
     return native_module(device.type) is not None
 
 
 def begin_operator_function(device: torch.device = CPU) -> Callable[[int], None]:
-    """What emitted code calls before each operator: the native function, or one that does nothing."""
+    """Return what emitted code calls before each operator: the native function, or one that does nothing."""
     native = native_module(device.type)
     return _begin_nothing if native is None else native.begin_operator
 
 
 def in_region() -> bool:
-    """Whether the calling thread is in a region of any arena."""
+    """Return True if the calling thread is in a region of any arena."""
     return any(native.in_region() for native in loaded_modules())
 
 
@@ -219,7 +219,7 @@ def interrupted() -> Iterator[None]:
 
 
 def _begin_nothing(operator: int) -> None:
-    """Stands in for the native function where there is none."""
+    """Stand in for the native function if there is none."""
 
 
 def _require_native(device: torch.device) -> NativeModule:
@@ -231,26 +231,26 @@ def _require_native(device: torch.device) -> NativeModule:
     return native
 
 
-def _check_program(buffer: Buffer, operator_count: int, requests: Sequence[PlannedRequest]) -> None:
+def _check_table(buffer: Buffer, operator_count: int, requests: Sequence[PlannedRequest]) -> None:
     if operator_count < 0:
-        raise ValueError(f"a program of {operator_count} operators cannot be")
+        raise ValueError(f"an allocation table of {operator_count} operators cannot be")
     alignment_bytes = alignment_of(buffer.device)
     seen: set[tuple[int, int]] = set()
-    for each in requests:
-        where = f"request {each.ordinal} of operator {each.operator}"
-        if not 0 <= each.operator < operator_count or each.ordinal < 0:
-            raise ValueError(f"{where} does not exist: there are {operator_count} operators")
-        if (each.operator, each.ordinal) in seen:
-            raise ValueError(f"{where} is planned twice")
-        seen.add((each.operator, each.ordinal))
-        if each.size_bytes <= 0:
-            raise ValueError(f"{where} is of {each.size_bytes} B; only requests of a byte or more are seen")
-        if each.offset is None:
+    for request in requests:
+        name = f"request {request.ordinal} of operator {request.operator}"
+        if not 0 <= request.operator < operator_count or request.ordinal < 0:
+            raise ValueError(f"{name} does not exist: there are {operator_count} operators")
+        if (request.operator, request.ordinal) in seen:
+            raise ValueError(f"{name} is planned twice")
+        seen.add((request.operator, request.ordinal))
+        if request.size_bytes <= 0:
+            raise ValueError(f"{name} is of {request.size_bytes} B; only requests of a byte or more are seen")
+        if request.offset is None:
             continue
-        if each.offset < 0 or each.offset + each.size_bytes > buffer.buffer_bytes:
-            end = each.offset + each.size_bytes
+        if request.offset < 0 or request.offset + request.size_bytes > buffer.buffer_bytes:
+            end = request.offset + request.size_bytes
             raise ValueError(
-                f"{where}, at [{each.offset}, {end}), is not inside the {buffer.buffer_bytes} B buffer"
+                f"{name}, at [{request.offset}, {end}), is not inside the {buffer.buffer_bytes} B buffer"
             )
-        if each.offset % alignment_bytes:
-            raise ValueError(f"{where}: offset {each.offset} is no multiple of {alignment_bytes}")
+        if request.offset % alignment_bytes:
+            raise ValueError(f"{name}: offset {request.offset} is no multiple of {alignment_bytes}")

@@ -1,12 +1,12 @@
 """Builds a native library when it is first needed.
 
 The library lies in torch's cache of extensions, in a folder named after everything it depends on: the
-sources, torch, Python. So a library that is there is right, and is imported without asking for a
-compiler; and two versions of torch that share a cache never meet.
+sources, torch, Python. So an existing library is up to date and is imported without a compiler, and two
+versions of torch can share a cache.
 
 Two processes may want to build at once, and one may die while it builds. torch's own lock is a file, which a
-killed process leaves behind for others to wait on forever; the operating system's lock around it goes away
-with its holder, and whoever has it may clear the file away.
+killed process leaves behind for others to wait on forever; the operating system's lock around it ends with
+its holder, and its next holder removes the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 
 SOURCE_FOLDER = Path(__file__).parent
 _HEADERS = ("buffer.h", "cursor.h", "module.h", "recorder.h", "router.h", "watchers.h")
-# Hidden, or two libraries in one process would share what each must have of its own.
+# Hidden, or two libraries in one process would share symbols that each must have of its own.
 _COMPILER_FLAGS = ("-O2", "-fvisibility=hidden")
 
 
@@ -36,9 +36,9 @@ class Library:
     """A library to build.
 
     Attributes:
-        name: of the Python module, before what its sources and surroundings add.
+        name: of the Python module, without its fingerprint.
         source: the file in this folder.
-        include_folders: where more headers are.
+        include_folders: folders of more headers.
         link_flags: for the linker.
     """
 
@@ -49,10 +49,10 @@ class Library:
 
 
 def load(library: Library) -> ModuleType:
-    """Import a library, built first where that is to be done.
+    """Import a library; build it first if needed.
 
     Raises:
-        ImportError, OSError, RuntimeError, subprocess.SubprocessError: when it cannot be built.
+        ImportError, OSError, RuntimeError, subprocess.SubprocessError: if it cannot be built.
     """
     name = f"{library.name}_{_fingerprint(library)}"
     folder = _cache_root() / name
@@ -62,18 +62,18 @@ def load(library: Library) -> ModuleType:
         if path.exists():
             try:
                 return _import(name, path)
-            except ImportError:  # cut short by a crash, for instance: build it again
+            except ImportError:  # truncated by a crash, for instance: build it again
                 path.unlink()
         (folder / "lock").unlink(missing_ok=True)
         return _compile(library, name, folder)
 
 
 def _compile(library: Library, name: str, folder: Path) -> ModuleType:
-    # Costs a second to import, and is not needed when the library exists.
+    # The import takes a second, and an existing library does not need it.
     from torch.utils import cpp_extension
 
     with _scripts_on_path(), warnings.catch_warnings():
-        # torch warns of a missing compiler, too, before it fails; one warning is enough.
+        # torch also warns of a missing compiler before it fails; one warning is enough.
         warnings.simplefilter("ignore")
         module: ModuleType = cpp_extension.load(
             name,
@@ -83,14 +83,14 @@ def _compile(library: Library, name: str, folder: Path) -> ModuleType:
             extra_include_paths=list(library.include_folders),
             build_directory=str(folder),
             verbose=False,
-            with_cuda=False,  # no CUDA compiler is needed for what has no kernels
+            with_cuda=False,  # without kernels no CUDA compiler is needed
         )
     return module
 
 
 @contextlib.contextmanager
 def _scripts_on_path() -> Iterator[None]:
-    """Let torch find the ninja that pip put beside this Python, be the environment activated or not."""
+    """Let torch find the ninja beside this Python even if its environment is not activated."""
     before = os.environ.get("PATH", "")
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), before])
     try:
@@ -130,7 +130,7 @@ def _cache_root() -> Path:
 def _locked(path: Path) -> Iterator[None]:
     try:
         import fcntl
-    except ImportError:  # no such lock on this system; torch's own still keeps builders apart
+    except ImportError:  # no such lock on this system; torch's own still excludes other builders
         yield
         return
     with path.open("w") as handle:

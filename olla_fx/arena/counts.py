@@ -1,4 +1,4 @@
-"""Where a step's arrays live, and what became of its allocation requests."""
+"""Counts a step's allocation requests, and names the place of its arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 
 
 class Binding(enum.StrEnum):
-    """Where a step's arrays live: in the planned buffer, or wherever the stock allocator puts them."""
+    """The memory of a step's arrays: the planned buffer, or the stock allocator's."""
 
     BUFFER = "buffer"
     STOCK = "stock"
@@ -36,4 +36,4 @@ class RunCounts:
 
     def __add__(self, other: RunCounts) -> RunCounts:
         """Add the counts of two phases up."""
-        return RunCounts(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return RunCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))

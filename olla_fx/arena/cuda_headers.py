@@ -1,9 +1,9 @@
-"""Where the headers of CUDA are, that the CUDA allocator is compiled with.
+"""Finds the headers of CUDA that the CUDA allocator is compiled with.
 
 A toolkit has them, and so have packages of pip's: the CUDA runtime's, which torch's own wheels for CUDA
 depend on, with ``nvidia-cuda-crt`` beside it, and Triton's. Only headers of the CUDA that torch was built
-with are taken: torch's own headers are written for them. The two of ``crt`` are another matter: they tell
-the compiler's dialect, and say the same in every version, so that Triton's complete the runtime's package.
+with are taken: torch's own headers are written for them. The two of ``crt`` describe the
+compiler's dialect and are the same in every version, so that Triton's complete the runtime's package.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ class CudaHeadersError(RuntimeError):
 
 
 def library() -> Library:
-    """The library of the CUDA allocator.
+    """Return the library of the CUDA allocator.
 
     Raises:
-        CudaHeadersError: when torch has no CUDA, or its CUDA's headers are not found.
+        CudaHeadersError: if torch has no CUDA, or its CUDA's headers are not found.
     """
-    wanted = torch.version.cuda
-    if wanted is None:
+    cuda_version = torch.version.cuda
+    if cuda_version is None:
         raise CudaHeadersError(f"this torch ({torch.__version__}) was built without CUDA")
     torch_libraries = Path(torch.__file__).parent / "lib"
     return Library(
         "olla_fx_cuda_arena",
         "cuda_arena.cpp",
-        tuple(map(str, include_folders(wanted))),
+        tuple(map(str, include_folders(cuda_version))),
         (f"-L{torch_libraries}", "-lc10_cuda", "-ltorch_cuda"),
     )
 
 
-def include_folders(wanted: str) -> tuple[Path, ...]:
-    """The folder of the headers of a CUDA; two where no folder has all of them.
+def include_folders(cuda_version: str) -> tuple[Path, ...]:
+    """Return the folder of a CUDA version's headers; two folders if none has all of them.
 
     Args:
-        wanted: the version, as in ``torch.version.cuda``; its first number must agree.
+        cuda_version: as in ``torch.version.cuda``; its first number must agree.
 
     Raises:
-        CudaHeadersError: naming the folders that were looked into and the versions found.
+        CudaHeadersError: if there are none; names the folders that were searched, and their versions.
     """
-    major = wanted.split(".")[0]
+    major = cuda_version.split(".")[0]
     candidates = list(_candidates(major))
     versions = [headers_version(folder) for folder in candidates]
     fitting = [
@@ -63,24 +63,24 @@ def include_folders(wanted: str) -> tuple[Path, ...]:
         for folder, version in zip(candidates, versions, strict=True)
         if version is not None and version.split(".")[0] == major
     ]
-    whole = [folder for folder in candidates if _has(folder, _DIALECT_HEADERS)]
+    complete = [folder for folder in candidates if _has(folder, _DIALECT_HEADERS)]
     for folder in fitting:
-        if folder in whole:
+        if folder in complete:
             return (folder,)
-    if fitting and whole:
-        return fitting[0], whole[0]
-    found = [
+    if fitting and complete:
+        return fitting[0], complete[0]
+    descriptions = [
         f"{folder} ({'incomplete' if version is None or folder in fitting else f'CUDA {version}'})"
         for folder, version in zip(candidates, versions, strict=True)
     ]
     raise CudaHeadersError(
-        f"torch {torch.__version__} was built with CUDA {wanted}, and its headers are in none of: "
-        + ", ".join(found)
+        f"torch {torch.__version__} was built with CUDA {cuda_version}, and its headers are in none of: "
+        + ", ".join(descriptions)
     )
 
 
 def headers_version(folder: Path) -> str | None:
-    """The version of the CUDA runtime's headers in a folder; None if they are not (all) there."""
+    """Return the version of the CUDA runtime's headers in a folder; None if one is missing."""
     if not _has(folder, _RUNTIME_HEADERS):
         return None
     text = (folder / _VERSION_HEADER).read_text(encoding="utf-8", errors="replace")
@@ -92,11 +92,11 @@ def headers_version(folder: Path) -> str | None:
 
 
 def _has(folder: Path, headers: tuple[str, ...]) -> bool:
-    return all((folder / each).is_file() for each in headers)
+    return all((folder / header).is_file() for header in headers)
 
 
 def _candidates(major: str) -> Iterator[Path]:
-    """Folders to look into, the user's choice first."""
+    """Yield the folders to search, the user's choice first."""
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
             yield Path(os.environ[variable]) / "include"

@@ -25,9 +25,9 @@ struct PlannedRequest {
 };
 
 // For every operator the requests that are expected of it, by ordinal.
-class Program {
+class AllocationTable {
  public:
-  explicit Program(int64_t operator_count) : expected_(static_cast<size_t>(operator_count)) {}
+  explicit AllocationTable(int64_t operator_count) : expected_(static_cast<size_t>(operator_count)) {}
 
   void expect(int64_t op, int64_t ordinal, PlannedRequest request) {
     if (op < 0 || op >= operator_count() || ordinal < 0) {
@@ -44,7 +44,7 @@ class Program {
     return static_cast<int64_t>(expected_.size());
   }
 
-  // None for an operator beyond the program: what it requests is outside.
+  // None for an operator beyond the table: what it requests is outside.
   const std::vector<PlannedRequest>* of(int64_t op) const {
     const bool known = op >= 0 && op < operator_count();
     return known ? &expected_[static_cast<size_t>(op)] : nullptr;
@@ -110,7 +110,7 @@ struct RunCounters {
   std::vector<OutsideRequest> log_;
 };
 
-// Position of a running step in its program. Written by the thread that entered the region alone; other
+// Position of a running step in its allocation table. Only the thread that entered the region writes it; other
 // threads may ask which operator is running.
 class Cursor {
  public:
@@ -123,10 +123,10 @@ class Cursor {
     int64_t ordinal;
   };
 
-  explicit Cursor(Program program) : program_(std::move(program)) {}
+  explicit Cursor(AllocationTable table) : table_(std::move(table)) {}
 
   // `loose`: a request is matched with any request of its size that the operator has not made yet, for
-  // programs whose ordinals are a guess.
+  // tables whose ordinals are a guess.
   void start(bool loose) {
     loose_ = loose;
     interruptions_ = 0;
@@ -185,7 +185,7 @@ class Cursor {
   void go_to(int64_t op) {
     operator_.reset(op);
     ordinal_ = 0;
-    expected_ = program_.of(op);
+    expected_ = table_.of(op);
     if (loose_) {
       made_.assign(expected_ == nullptr ? 0 : expected_->size(), false);
     }
@@ -207,7 +207,7 @@ class Cursor {
     return nullptr;
   }
 
-  Program program_;
+  AllocationTable table_;
   const std::vector<PlannedRequest>* expected_ = nullptr;
   std::vector<bool> made_;
   Tally operator_;

@@ -12,7 +12,7 @@ from olla_fx.errors import ArenaBusyError, ArenaUnavailableError
 
 
 class EventKind(enum.StrEnum):
-    """What happened to a block."""
+    """The kinds of events in a block's life."""
 
     ALLOC = "alloc"
     FREE = "free"
@@ -23,10 +23,10 @@ class AllocationEvent:
     """A request or a free.
 
     Attributes:
-        kind: which of both.
-        block: identifies the block: how many were requested before it. Unlike an address, never used twice.
-        size_bytes: exactly what was requested, in the event of the free also.
-        on_planning_thread: requested by the thread that started the recording.
+        kind: a request or a free.
+        block: identifies the block: the number of earlier requests. Unlike an address, never used twice.
+        size_bytes: exactly what was requested, also of a free.
+        on_planning_thread: True if requested by the thread that started the recording.
     """
 
     kind: EventKind
@@ -36,7 +36,7 @@ class AllocationEvent:
 
 
 class EventRecording:
-    """What :func:`record_events` recorded; ``events`` is complete when its context has ended.
+    """The recording of :func:`record_events`; complete when its context has ended.
 
     Attributes:
         events: requests and frees in order; frees of blocks from before the recording are left out.
@@ -53,7 +53,7 @@ def record_events() -> Iterator[EventRecording]:
 
     Raises:
         ArenaUnavailableError: without the native allocator.
-        ArenaBusyError: if events are being recorded already, in whichever thread.
+        ArenaBusyError: if events are being recorded already, in any thread.
     """
     native = native_module()
     if native is None:

@@ -114,11 +114,11 @@ class SharedMemory {
   Memory memory_;
 };
 
-// One program, to be run in a memory.
+// One allocation table, to be run in a memory.
 class Arena {
  public:
   Arena(std::shared_ptr<SharedMemory> memory, int64_t operator_count, const py::iterable& requests)
-      : memory_(std::move(memory)), region_(memory_->get(), read_program(operator_count, requests)) {}
+      : memory_(std::move(memory)), region_(memory_->get(), read_table(operator_count, requests)) {}
 
   // False if this arena's memory is in use, or this thread in a region.
   bool enter(bool record, bool loose) {
@@ -182,13 +182,13 @@ class Arena {
   }
 
  private:
-  static Program read_program(int64_t operator_count, const py::iterable& requests) {
-    Program program(operator_count);
+  static AllocationTable read_table(int64_t operator_count, const py::iterable& requests) {
+    AllocationTable table(operator_count);
     for (const py::handle row : requests) {
       const auto [op, ordinal, size_bytes, offset] = row.cast<std::tuple<int64_t, int64_t, int64_t, int64_t>>();
-      program.expect(op, ordinal, {size_bytes, offset});
+      table.expect(op, ordinal, {size_bytes, offset});
     }
-    return program;
+    return table;
   }
 
   std::shared_ptr<SharedMemory> memory_;

@@ -1,4 +1,4 @@
-"""The native allocators of this process: one for each kind of device, built when first needed."""
+"""Loads the native allocators of this process, one for each kind of device, when first needed."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ class NativeMemory(Protocol):
 
 
 class NativeArena(Protocol):
-    """One program in a memory, as the native module knows it; rows are plain tuples."""
+    """One allocation table in a memory, as the native module has it; rows are plain tuples."""
 
     def enter(self, record: bool, loose: bool) -> bool:
-        """Start a run on this thread; False if that is impossible now."""
+        """Start a run on this thread; return False if that is impossible now."""
 
     def exit(self) -> bool:
-        """End this thread's run; False if this thread runs no step in this arena."""
+        """End this thread's run; return False if this thread runs no step in this arena."""
 
     def counters(self) -> tuple[int, int, int, int, int, int]:
-        """The fields of ``RunCounts``."""
+        """Return the fields of ``RunCounts``."""
 
     def outside_log(self) -> list[tuple[int, int, int]]:
-        """Operator, ordinal and bytes of requests that were not planned."""
+        """Return operator, ordinal and bytes of requests that were not planned."""
 
     def recording(self) -> list[tuple[int, int, int, int, int, int | None, int | None, bool, bool]]:
-        """The fields of ``RecordedRequest``."""
+        """Return the fields of ``RecordedRequest``."""
 
 
 class NativeModule(Protocol):
-    """What ``module.h`` exports."""
+    """The exports of ``module.h``."""
 
     begin_operator: Callable[[int], None]
 
@@ -69,7 +69,7 @@ class NativeModule(Protocol):
     def Arena(
         self, memory: NativeMemory, operator_count: int, requests: Sequence[tuple[int, int, int, int]]
     ) -> NativeArena:
-        """Put a program into a buffer."""
+        """Put an allocation table into a buffer."""
 
     def interrupt(self) -> None:
         """Leave this thread's requests to the stock allocator, uncounted, until ``resume``."""
@@ -78,13 +78,13 @@ class NativeModule(Protocol):
         """Take back one ``interrupt``."""
 
     def in_region(self) -> bool:
-        """Whether this thread is in a region."""
+        """Return True if this thread is in a region."""
 
     def start_events(self) -> bool:
-        """Record every thread's requests; False if somebody does already."""
+        """Record every thread's requests; return False if they are being recorded already."""
 
     def stop_events(self) -> list[tuple[bool, int, int, bool]]:
-        """End the recording: is it a free, block, bytes, on the planning thread."""
+        """End the recording; return for each event: is it a free, block, bytes, on the planning thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,9 @@ _builds: dict[str, _Build] = {}
 
 
 def native_module(device_type: str = "cpu") -> NativeModule | None:
-    """A device's native module, built and installed on the first call; None where that is impossible.
+    """Return a device's native module, built and installed on the first call; None if that is impossible.
 
-    Warns once per process and device, with what to do about it, when the build fails.
+    Warns once per process and device, with what to do about it, if the build fails.
 
     Args:
         device_type: ``cpu`` or ``cuda``; other devices have none.
@@ -114,21 +114,21 @@ def native_module(device_type: str = "cpu") -> NativeModule | None:
 
 
 def loaded_modules() -> list[NativeModule]:
-    """The native modules that were made in this process."""
-    return [each.module for each in list(_builds.values()) if each.module is not None]
+    """Return the native modules that were loaded in this process."""
+    return [loaded.module for loaded in list(_builds.values()) if loaded.module is not None]
 
 
 def build_seconds() -> float | None:
-    """Seconds that making native modules took in this process; None if none was made (yet)."""
-    made = [each.seconds for each in list(_builds.values()) if each.seconds is not None]
-    return sum(made) if made else None
+    """Return the seconds spent on loading native modules in this process; None if none was loaded."""
+    seconds = [loaded.seconds for loaded in list(_builds.values()) if loaded.seconds is not None]
+    return sum(seconds) if seconds else None
 
 
 def _build(device_type: str) -> _Build:
     started = time.perf_counter()
     try:
         if device_type == "cuda":
-            # The present allocator's state is made with the driver's context. A torch without CUDA refuses
+            # The current allocator's state is made with the driver's context. A torch without CUDA refuses
             # by an AssertionError.
             torch.cuda.init()  # type: ignore[no-untyped-call]
         library = cuda_headers.library() if device_type == "cuda" else _CPU

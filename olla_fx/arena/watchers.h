@@ -19,7 +19,7 @@
 
 namespace olla_fx {
 
-// A buffer that any number of programs may run in, one at a time.
+// A buffer that any number of allocation tables may use, one at a time.
 struct Memory {
   Memory(Buffer* its_buffer, c10::Device its_device) : buffer(its_buffer), device(its_device) {}
 
@@ -28,10 +28,10 @@ struct Memory {
   std::atomic<bool> busy{false};
 };
 
-// One program in its memory, and the run of it that is under way.
+// One allocation table in its memory, and the run of it that is under way.
 struct Region {
-  Region(Memory* its_memory, Program program)
-      : memory(its_memory), buffer(its_memory->buffer), cursor(std::move(program)) {}
+  Region(Memory* its_memory, AllocationTable table)
+      : memory(its_memory), buffer(its_memory->buffer), cursor(std::move(table)) {}
 
   Memory* memory;
   Buffer* buffer;

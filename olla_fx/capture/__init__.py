@@ -1,4 +1,4 @@
-"""Model and example → one fx graph of the whole step."""
+"""Captures a model and an example as one fx graph of the whole step."""
 
 from olla_fx.capture.inputs import Role, StepInput, TensorSlot, TensorSpec
 from olla_fx.capture.step import capture

@@ -1,4 +1,4 @@
-"""An eager step under fake tensors: what PyTorch itself would do, followed without doing it.
+"""Follows an eager step on fake tensors: what PyTorch itself would do, without computing it.
 
 The step runs ``zero_grad``, forward, ``backward`` and ``optimizer.step`` on fake copies, gradients
 living in ``.grad`` as eager keeps them. It tells which parameters get a gradient, and what eager needs.
@@ -14,7 +14,7 @@ from torch import nn
 
 from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
-from olla_fx.capture.constant_folding import KnownValues
+from olla_fx.capture.constant_folding import ConstantFolding
 from olla_fx.capture.gradients import clip, micro_batches, share_of_loss
 from olla_fx.capture.inputs import Role, TensorSlot, TensorSpec, tensor_slots
 from olla_fx.capture.model_copy import ShadowModel
@@ -43,8 +43,8 @@ class FakeStep:
         self.parameters: dict[str, nn.Parameter] = {}
         with self.fake_mode:
             tensors = [self._copy(places[0], originals[places[0].owner]) for places in slots]
-            self._shadow = ShadowModel(request, slots)
-            self._shadow.put(tensors)
+            self._model_copy = ShadowModel(request, slots)
+            self._model_copy.put(tensors)
             self._tensors = tensors
             self._inputs = pytree.tree_map_only(torch.Tensor, self._input, request.inputs)
             self._layout, self._state, self._scalars = self._copy_optimizer()
@@ -53,8 +53,8 @@ class FakeStep:
         return TensorSpec.of(tensor).empty(meta_as=self._device)
 
     def _input(self, tensor: torch.Tensor) -> torch.Tensor:
-        wanted = tensor.requires_grad and self.request.mode is Mode.AUTOGRAD
-        return self._empty(tensor).requires_grad_(wanted)
+        requires_grad = tensor.requires_grad and self.request.mode is Mode.AUTOGRAD
+        return self._empty(tensor).requires_grad_(requires_grad)
 
     def _copy(self, slot: TensorSlot, module: nn.Module) -> torch.Tensor:
         original = slot.table(module)[slot.key]
@@ -72,24 +72,24 @@ class FakeStep:
         state: dict[str, dict[str, torch.Tensor]] = {}
         for group, names in zip(optimizer.param_groups, layout.parameters, strict=True):
             for name, original in zip(names, group["params"], strict=True):
-                present = {
+                existing = {
                     key: self._empty(value)
                     for key, value in optimizer.state.get(original, {}).items()
                     if isinstance(value, torch.Tensor)
                 }
                 fake = self.parameters[name]
-                state[name] = present or optimizers.initial_state(optimizer, group, fake)
+                state[name] = existing or optimizers.initial_state(optimizer, group, fake)
         groups = optimizer.param_groups
         scalars: dict[str, Any] = {slot.name: slot.read(groups) for slot in layout.scalars}
-        scalars |= {each.name: self._empty(each.read(groups)) for each in layout.tensors}
+        scalars |= {slot.name: self._empty(slot.read(groups)) for slot in layout.tensors}
         return layout, state, scalars
 
     def __call__(self) -> object:
         """Run one eager step; gradients are left in ``.grad`` until the update is done."""
-        with self.fake_mode, KnownValues():
+        with self.fake_mode, ConstantFolding():
             if self.request.mode is Mode.INFERENCE:
                 with torch.no_grad():
-                    return self._shadow.model(*self._inputs)
+                    return self._model_copy.model(*self._inputs)
             if self.request.mode is Mode.AUTOGRAD:
                 return self.backward()
             loss = self.backward()
@@ -97,26 +97,26 @@ class FakeStep:
             return loss
 
     def forward(self) -> list[torch.Tensor]:
-        """Run forward only; the tensors among its outputs."""
-        with self.fake_mode, KnownValues(), torch.enable_grad():
-            return _tensors_in(self._shadow.model(*self._inputs))
+        """Run forward only; return the tensors among its outputs."""
+        with self.fake_mode, ConstantFolding(), torch.enable_grad():
+            return _tensors_in(self._model_copy.model(*self._inputs))
 
     def aliases(self, outputs: Sequence[torch.Tensor]) -> list[OutputAlias | None]:
-        """For each output what it looks into: a tensor of the model, an input, or another output.
+        """Return for each output what it is a view of: a tensor of the model, an input, or another output.
 
         Args:
             outputs: from :meth:`forward`.
         """
-        given = [*self._tensors, *_tensors_in(self._inputs)]
+        placeholders = [*self._tensors, *_tensors_in(self._inputs)]
         bases: _Bases = {
-            torch_compat.storage_key(each): (None, index, each) for index, each in enumerate(given)
+            torch_compat.storage_key(tensor): (None, index, tensor)
+            for index, tensor in enumerate(placeholders)
         }
-        for index in sorted(range(len(outputs)), key=lambda each: -outputs[each].numel()):
-            output = outputs[index]
+        for index, output in sorted(enumerate(outputs), key=lambda pair: -pair[1].numel()):
             size_bytes = output.numel() * output.element_size()
             if size_bytes == output.untyped_storage().nbytes() > 0:
                 bases.setdefault(torch_compat.storage_key(output), (index, None, output))
-        kept = [index for index, each in enumerate(outputs) if not _is_alias(index, each, bases)]
+        kept = [index for index, output in enumerate(outputs) if not _is_alias(index, output, bases)]
         return [
             None if index in kept else _alias(output, bases[torch_compat.storage_key(output)], kept)
             for index, output in enumerate(outputs)
@@ -124,22 +124,22 @@ class FakeStep:
 
     def backward(self) -> torch.Tensor:
         """Run forward and backward only."""
-        with self.fake_mode, KnownValues(), torch.enable_grad():
+        with self.fake_mode, ConstantFolding(), torch.enable_grad():
             if self.request.mode is Mode.AUTOGRAD:
                 outputs = self.forward()
-                # Autograd follows what is handed out of the model's own tensors without the plan.
+                # Autograd follows the model's own tensors among the outputs without the plan.
                 pairs = zip(outputs, self.aliases(outputs), strict=True)
                 sums = [output.sum() for output, alias in pairs if alias is None and output.requires_grad]
                 del outputs, pairs
-                total = torch.stack([each.real.double() for each in sums]).sum()
+                total = torch.stack([output_sum.real.double() for output_sum in sums]).sum()
                 total.backward()  # type: ignore[no-untyped-call]
                 return total.detach()
-            if self._shadow.loss_fn is None:
+            if self._model_copy.loss_fn is None:
                 raise ValueError("a training step needs loss_fn")
             losses, count = [], self.request.options.accumulation_steps
             for *inputs, target in micro_batches(self._inputs, count):
-                outputs = self._shadow.model(*inputs)
-                loss = share_of_loss(self._shadow.loss_fn(outputs, target), count)
+                outputs = self._model_copy.model(*inputs)
+                loss = share_of_loss(self._model_copy.loss_fn(outputs, target), count)
                 del outputs
                 loss.backward()  # type: ignore[no-untyped-call]
                 losses.append(loss.detach())
@@ -165,7 +165,7 @@ def _tensors_in(structure: object) -> list[torch.Tensor]:
 
 
 def _is_alias(index: int, output: torch.Tensor, bases: _Bases) -> bool:
-    """Whether an output is to be made from another tensor; not the tensor that others are made from."""
+    """Return True if an output is to be a view of another tensor, not the base of others."""
     base = bases.get(torch_compat.storage_key(output))
     if base is None or base[0] == index or output.numel() == 0:
         return False
@@ -188,7 +188,7 @@ def _alias(
 
 
 def eager_baseline(request: StepRequest) -> Baseline:
-    """What eager PyTorch needs for a step, followed under fake tensors.
+    """Measure what eager PyTorch needs for a step, followed under fake tensors.
 
     Args:
         request: the step; nothing of it is changed, nothing is computed.

@@ -11,7 +11,7 @@ together again.
 
 **Recomputed draws** give what they gave in forward (:mod:`olla_fx.capture.recomputation`).
 
-**Values that depend on no input** are told to Python (:mod:`olla_fx.capture.constant_folding`).
+**Values that depend on no input** are folded if Python reads them (:mod:`olla_fx.capture.constant_folding`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from olla_fx import operators, torch_compat
-from olla_fx.capture.constant_folding import KnownValues
+from olla_fx.capture.constant_folding import ConstantFolding
 from olla_fx.capture.recomputation import Draws
 from olla_fx.errors import CaptureError
 
@@ -30,7 +30,7 @@ aten = torch.ops.aten
 _SELF_ATTENTION = aten._native_multi_head_attention.default
 
 
-class AsEager(KnownValues):  # type: ignore[no-untyped-call]
+class EagerNumerics(ConstantFolding):  # type: ignore[no-untyped-call]
     """While on, operators are traced as eager runs them; see the module docstring.
 
     Attributes:
@@ -38,21 +38,21 @@ class AsEager(KnownValues):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        """Prepare; nothing was traced yet."""
+        """Start without traced operators."""
         super().__init__()
         self.draws = Draws()
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Trace one operator."""
-        self.draws.note(operator)
+        self.draws.count(operator)
         if operator is aten.bernoulli_.float and not args[0].is_contiguous():
             self.draws.draw(operator, (_in_order_of_memory(args[0]), *args[1:]), kwargs)
             return args[0]
         if torch.Tag.nondeterministic_seeded in operator.tags:
             return self.draws.draw(operator, args, kwargs)
-        stand_in = _STAND_INS.get(operator)
-        if stand_in is not None:
-            return stand_in(*args, **kwargs)
+        replacement = _REPLACEMENTS.get(operator)
+        if replacement is not None:
+            return replacement(*args, **kwargs)
         functional = _functional_form(operator) if operator._schema.is_mutable else None
         if functional is None or _is_dense(args[0]):
             return super().run(operator, args, kwargs)
@@ -64,7 +64,7 @@ class AsEager(KnownValues):  # type: ignore[no-untyped-call]
 
 
 def _in_order_of_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's dimensions from the outermost in memory to the innermost.
+    """Permute a tensor's dimensions from the outermost in memory to the innermost.
 
     In-place draws go through memory in its order. Of their functional forms ``bernoulli`` alone does not: its
     result is contiguous, whatever its argument is.
@@ -84,11 +84,12 @@ def _lstm_layer_backward(*arguments: Any) -> Any:
 
 
 def _self_attention(*arguments: Any, **options: Any) -> Any:
-    """The fused kernel gives no weights unless asked; its fake form always does."""
-    position = [each.name for each in _SELF_ATTENTION._schema.arguments].index("need_weights")
+    """Return attention weights only if asked, as the fused kernel does; its fake form always returns them."""
+    names = [argument.name for argument in _SELF_ATTENTION._schema.arguments]
+    position = names.index("need_weights")
     attended, weights = _SELF_ATTENTION(*arguments, **options)
-    given = options.get("need_weights", True) if position >= len(arguments) else arguments[position]
-    return attended, weights if given else None
+    need_weights = options.get("need_weights", True) if position >= len(arguments) else arguments[position]
+    return attended, weights if need_weights else None
 
 
 def _refuse_nested(*_: Any, **__: Any) -> Any:
@@ -106,7 +107,7 @@ def _refuse_linear_algebra_checks(*_: Any, **__: Any) -> Any:
     )
 
 
-_STAND_INS: dict[Any, Callable[..., Any]] = {
+_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     aten.mkldnn_rnn_layer.default: _lstm_layer,
     aten.mkldnn_rnn_layer_backward.default: _lstm_layer_backward,
     _SELF_ATTENTION: _self_attention,
@@ -118,21 +119,21 @@ _STAND_INS: dict[Any, Callable[..., Any]] = {
 
 
 def _functional_form(operator: torch_compat.OpOverload) -> torch_compat.OpOverload | None:
-    """The functional twin of an in-place operator; None without one, or when it draws random numbers."""
+    """Return the functional form of an in-place operator; None without one, or if it draws random numbers."""
     name = operator._schema.name.removeprefix("aten::")
     if operator.namespace != "aten" or not name.endswith("_") or name.endswith("__"):
         return None
     if operator is aten.copy_.default or torch.Tag.nondeterministic_seeded in operator.tags:
         return None
-    twin = getattr(getattr(aten, name.removesuffix("_"), None), operator._overloadname, None)
-    if not isinstance(twin, torch_compat.OpOverload) or twin._schema.is_mutable:
+    functional = getattr(getattr(aten, name.removesuffix("_"), None), operator._overloadname, None)
+    if not isinstance(functional, torch_compat.OpOverload) or functional._schema.is_mutable:
         return None
     names = [argument.name for argument in operator._schema.arguments]
-    return twin if names == [argument.name for argument in twin._schema.arguments] else None
+    return functional if names == [argument.name for argument in functional._schema.arguments] else None
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor fills a piece of memory without gaps, in any order of its dimensions."""
+    """Return True if a tensor fills its memory without gaps, in any order of its dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 0:

@@ -1,4 +1,4 @@
-"""Gradients between backward and update: accumulated over micro-batches, clipped.
+"""Accumulates gradients over micro-batches and clips them, between backward and update.
 
 Written with the operators of an eager loop that does the same::
 
@@ -25,7 +25,7 @@ def micro_batches(arguments: Sequence[Any], count: int) -> list[Sequence[Any]]:
 
     Args:
         arguments: of the step; the length of the first tensor's first dimension is the batch size.
-        count: how many micro-batches to make.
+        count: the number of micro-batches.
 
     Raises:
         CaptureError: if the batch cannot be cut evenly.
@@ -78,19 +78,19 @@ def separated(
 
     Args:
         gradients: one tensor may be the gradient of several parameters, or be expanded.
-        parameters: whose they are.
+        parameters: one for each gradient.
     """
     seen: set[int] = set()
-    own: list[torch.Tensor | None] = []
+    results: list[torch.Tensor | None] = []
     for gradient, parameter in zip(gradients, parameters, strict=True):
         if gradient is not None and (id(gradient) in seen or gradient.stride() != parameter.stride()):
             copy = gradient.new_empty_strided(parameter.shape, parameter.stride())
-            own.append(copy.copy_(gradient))
+            results.append(copy.copy_(gradient))
             continue
         if gradient is not None:
             seen.add(id(gradient))
-        own.append(gradient)
-    return own
+        results.append(gradient)
+    return results
 
 
 def joined(outputs: Sequence[Any]) -> Any:
@@ -98,18 +98,14 @@ def joined(outputs: Sequence[Any]) -> Any:
     if len(outputs) == 1:
         return outputs[0]
     leaves = [pytree.tree_leaves(output) for output in outputs]
-    whole = [
+    joined_leaves = [
         torch.cat(parts) if isinstance(parts[0], torch.Tensor) and parts[0].dim() else parts[0]
         for parts in zip(*leaves, strict=True)
     ]
-    return pytree.tree_unflatten(whole, pytree.tree_structure(outputs[0]))
+    return pytree.tree_unflatten(joined_leaves, pytree.tree_structure(outputs[0]))
 
 
 def refuse_sparse(name: str, gradient: torch.Tensor | None) -> None:
-    """Refuse a gradient that is no strided tensor.
-
-    Raises:
-        CaptureError: if it is not; names the parameter.
-    """
+    """Raise a ``CaptureError`` that names the parameter if its gradient is no strided tensor."""
     if gradient is not None and gradient.layout is not torch.strided:
         raise CaptureError(f"the gradient of {name} is sparse; make its embedding with sparse=False")

@@ -1,4 +1,4 @@
-"""What a captured step could not repeat faithfully, refused with the cause and the way out."""
+"""Refuses models that a captured step could not repeat faithfully, with the cause and the way out."""
 
 from __future__ import annotations
 
@@ -50,32 +50,32 @@ _CLASS_LOSSES = frozenset(
 
 
 def refuse_mixed_types(graph_module: fx.GraphModule, model: nn.Module) -> None:
-    """Refuse products of different element types: an example of another type than the weights, mostly."""
+    """Refuse products of different element types, as of an example of another type than the weights."""
     for node in graph_module.graph.nodes:
         types = _refused_types(node)
         if types:
             raise CaptureError(
                 f"{type(model).__name__} (or its loss) rejects the example input: {node.target} gets "
-                f"{' and '.join(sorted(str(each).removeprefix('torch.') for each in types))}; convert the "
+                f"{' and '.join(sorted(str(dtype).removeprefix('torch.') for dtype in types))}; convert the "
                 "input or the model to one type, and class targets to int64"
             )
 
 
 def _refused_types(node: fx.Node) -> set[torch.dtype]:
-    """The element types that an operator's kernel would refuse; empty where it takes them."""
+    """Return the element types that an operator's kernel would refuse; none if it takes them."""
     if node.target in _CLASS_LOSSES:
         return {node.all_input_nodes[1].meta["val"].dtype} - {torch.int64, torch.uint8}
     if node.target not in _ONE_TYPE | _NORMS:
         return set()
-    types = {each.meta["val"].dtype for each in node.all_input_nodes}
+    types = {argument.meta["val"].dtype for argument in node.all_input_nodes}
     # Norms of short floats may keep their weights in float32.
-    taken = node.target in _NORMS and torch.float64 not in types and types - {torch.float32} != types
-    return types if len(types) > 1 and not taken else set()
+    is_supported = node.target in _NORMS and torch.float64 not in types and types - {torch.float32} != types
+    return types if len(types) > 1 and not is_supported else set()
 
 
 def refuse_baked_tensors(graph_module: fx.GraphModule, modules: Mapping[str, nn.Module]) -> None:
-    """Refuse a step that reaches its own parameters or buffers by another way than as attributes."""
-    own = {
+    """Refuse a step that reads its own parameters or buffers other than as attributes of modules."""
+    names = {
         torch_compat.storage_key(tensor): f"{owner}.{key}".lstrip(".")
         for owner, module in modules.items()
         for key, tensor in (*module._parameters.items(), *module._buffers.items())
@@ -83,7 +83,7 @@ def refuse_baked_tensors(graph_module: fx.GraphModule, modules: Mapping[str, nn.
     }
     for node in graph_module.graph.find_nodes(op="get_attr"):
         constant = getattr(graph_module, str(node.target), None)
-        name = own.get(torch_compat.storage_key(constant)) if isinstance(constant, torch.Tensor) else None
+        name = names.get(torch_compat.storage_key(constant)) if isinstance(constant, torch.Tensor) else None
         if name is not None:
             raise CaptureError(
                 f"the step reads {name} from a Python container or a function's closure, where it would not "
@@ -102,11 +102,11 @@ def no_python_randomness() -> Iterator[None]:
     try:
         with torch_compat.seeding_replaced(_refuse_seeding):
             yield
-        drawn = random.getstate() != python or pickle.dumps(np.random.get_state()) != pickle.dumps(legacy)
+        has_drawn = random.getstate() != python or pickle.dumps(np.random.get_state()) != pickle.dumps(legacy)
     finally:
         random.setstate(python)
         np.random.set_state(legacy)
-    if drawn:
+    if has_drawn:
         raise CaptureError(
             "the model draws random numbers from Python's random or numpy.random, which a captured step "
             "would draw once for all steps; draw them with torch"
@@ -122,7 +122,7 @@ def _refuse_seeding(*_: object, **__: object) -> NoReturn:
 
 @contextlib.contextmanager
 def explained(model: nn.Module) -> Iterator[None]:
-    """Turn whatever tracing raises into one error that names the model and the way out."""
+    """Turn errors of tracing into one that names the model and the way out."""
     name = type(model).__name__
     try:
         with torch_compat.quiet_fake_tensors():
@@ -131,8 +131,8 @@ def explained(model: nn.Module) -> Iterator[None]:
         raise
     except torch_compat.DATA_DEPENDENT_ERRORS as error:
         averaging = [
-            each
-            for each, module in model.named_modules()
+            path
+            for path, module in model.named_modules()
             if isinstance(module, nn.modules.batchnorm._NormBase)
             and module.momentum is None
             and module.track_running_stats
@@ -145,7 +145,7 @@ def explained(model: nn.Module) -> Iterator[None]:
             ) from error
         raise CaptureError(
             f"{name} has control flow or shapes that depend on the values of its tensors, so no one graph "
-            f"describes its step{_where(error)}: {_first_line(error)}. {_way_out(model, error)}"
+            f"describes its step{_where(error)}: {_first_line(error)}. {_advice(model, error)}"
         ) from error
     except Exception as error:
         if isinstance(error, AssertionError) and "functional graph" in str(error):
@@ -164,7 +164,7 @@ def explained(model: nn.Module) -> Iterator[None]:
                 f"{name} calls random_ with two bounds, an operator whose name torch.fx cannot write: use "
                 "torch.randint or torch.randint_like, which draw the same numbers"
             ) from error
-        recurrent = [each for each, module in model.named_modules() if isinstance(module, nn.RNNBase)]
+        recurrent = [path for path, module in model.named_modules() if isinstance(module, nn.RNNBase)]
         if recurrent and "data pointer" in str(error):
             raise CaptureError(
                 f"{recurrent[0] or name} is a recurrent layer, and cuDNN looks for its weights in memory, "
@@ -177,16 +177,16 @@ def explained(model: nn.Module) -> Iterator[None]:
         ) from error
 
 
-def _way_out(model: nn.Module, error: Exception) -> str:
-    """What to do about control flow that depends on data."""
+def _advice(model: nn.Module, error: Exception) -> str:
+    """Return advice about control flow that depends on data."""
     if any(frame.name == "_detect_is_causal_mask" for frame in traceback.extract_tb(error.__traceback__)):
         return (
             "nn.TransformerEncoder and nn.TransformerDecoder look whether a mask is causal unless they are "
             "told: pass is_causal (of a decoder tgt_is_causal and memory_is_causal) as True or False"
         )
-    where = _where(error)
+    place = _where(error)
     of_transformers = any(type(module).__module__.startswith("transformers.") for module in model.modules())
-    if of_transformers and ("mask" in where or "position" in where):
+    if of_transformers and ("mask" in place or "position" in place):
         return (
             "transformers looks into position_ids and into a mask of two dimensions: leave them out, or give "
             "attention_mask as booleans of shape [batch, 1, queries, keys], with what is causal in it"
@@ -195,10 +195,10 @@ def _way_out(model: nn.Module, error: Exception) -> str:
 
 
 def _where(error: Exception) -> str:
-    """The innermost line, of code neither torch's nor ours, where an error arose; empty without one."""
-    own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+    """Return the innermost line, neither torch's nor ours, that raised an error; empty without one."""
+    own_folders = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith((*own, "<")):
+        if not frame.filename.startswith((*own_folders, "<")):
             path = "/".join(Path(frame.filename).parts[-2:])
             return f" ({path}, line {frame.lineno}: {frame.line})"
     return ""

@@ -33,10 +33,10 @@ def capture(request: StepRequest) -> CapturedStep:
     """Capture a step.
 
     Raises:
-        CaptureError: when the model depends on values of its data, rejects the example, has hooks or
+        CaptureError: if the model depends on values of its data, rejects the example, has hooks or
             side effects, or its optimizer cannot be captured. Model and optimizer are untouched.
     """
-    # The caller's search for anomalies would look into tensors without values.
+    # Anomaly detection, if the caller enabled it, would read tensors without values.
     with torch_compat.without_saved_tensor_hooks(), torch.autograd.set_detect_anomaly(False):
         return _capture(request)
 
@@ -71,7 +71,7 @@ def _capture(request: StepRequest) -> CapturedStep:
 
 
 def _trace(request: StepRequest, unused: frozenset[str]) -> tuple[Tracing, fx.GraphModule]:
-    """Trace a step in which the parameters ``unused``, whom no gradient reaches, are not trained."""
+    """Trace a step that does not train the parameters ``unused``, which no gradient reaches."""
     tracing = Tracing(request, unused)
     attributes = tracing.shadow.attributes()
     with (
@@ -89,7 +89,7 @@ def _trace(request: StepRequest, unused: frozenset[str]) -> tuple[Tracing, fx.Gr
 
 
 def _written(graph_module: fx.GraphModule) -> frozenset[int]:
-    """The placeholders that the step updates; functionalisation leaves one ``copy_`` for each."""
+    """Return the placeholders that the step updates; functionalisation leaves one ``copy_`` for each."""
     copies = graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     targets = {copy.args[0] for copy in copies}
     placeholders = graph_module.graph.find_nodes(op="placeholder")
@@ -97,21 +97,20 @@ def _written(graph_module: fx.GraphModule) -> frozenset[int]:
 
 
 def _tangents_of_gradients(graph_module: fx.GraphModule, tracing: Tracing) -> tuple[frozenset[int], ...]:
-    """For each gradient, which tangents reach it; where none of them is given, eager has no gradient."""
+    """Return for each gradient which tangents reach it; if none of them is given, eager has no gradient."""
     placeholders = graph_module.graph.find_nodes(op="placeholder")
-    tangents = [
-        node for node, each in zip(placeholders, tracing.inputs, strict=True) if each.role is Role.TANGENT
-    ]
+    pairs = zip(placeholders, tracing.inputs, strict=True)
+    tangents = [node for node, step_input in pairs if step_input.role is Role.TANGENT]
     reached: dict[fx.Node, frozenset[int]] = {node: frozenset({index}) for index, node in enumerate(tangents)}
     for node in graph_module.graph.nodes:
         if node not in reached:
-            reached[node] = frozenset().union(*(reached[each] for each in node.all_input_nodes))
+            reached[node] = frozenset().union(*(reached[source] for source in node.all_input_nodes))
     results = cast(Sequence[fx.Node], graph_module.graph.output_node().args[0])
-    return tuple(reached[each] for each in results[len(results) - len(tracing.gradients) :])
+    return tuple(reached[gradient] for gradient in results[len(results) - len(tracing.gradients) :])
 
 
 def _refuse_lost_gradients(request: StepRequest, without: Sequence[str]) -> None:
-    """Compare parameters without a gradient with what eager's ``backward`` reaches.
+    """Refuse a step if eager's ``backward`` reaches a parameter that capturing leaves without a gradient.
 
     Reentrant checkpointing differentiates inside a backward node, which ``torch.autograd.grad`` does
     not see: the parameters under it would silently stop learning.

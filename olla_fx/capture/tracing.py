@@ -17,7 +17,7 @@ from torch import nn
 from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.eager import FakeStep
-from olla_fx.capture.eager_numerics import AsEager
+from olla_fx.capture.eager_numerics import EagerNumerics
 from olla_fx.capture.gradients import clip, joined, micro_batches, refuse_sparse, separated, share_of_loss
 from olla_fx.capture.inputs import WANTS_GRADIENT, Role, StepInput, TensorSlot, TensorSpec, tensor_slots
 from olla_fx.capture.model_copy import ShadowModel
@@ -73,7 +73,7 @@ class Tracing:
         self.differentiable: tuple[bool, ...] = ()
         self.gradients: tuple[int, ...] = ()
         self.aliases: Sequence[OutputAlias | None] = ()
-        self._mode = AsEager()
+        self._mode = EagerNumerics()
         self._caches_casts = torch.is_autocast_cache_enabled()
         self.layout: OptimizerLayout | None = None
         self.state: dict[str, dict[str, torch.Tensor]] = {}

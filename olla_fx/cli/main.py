@@ -1,4 +1,4 @@
-"""The command ``olla-fx``: plans a model's step, orders a graph or places spans from a file.
+"""Runs the command ``olla-fx``: plans a model's step, orders a graph or places spans from a file.
 
 Nothing is run and no weights are loaded: ``plan`` builds its model on the meta device.
 
@@ -32,7 +32,7 @@ from olla_solvers.plan_json import plan_to_json
 from olla_solvers.problem import Problem
 
 DONE, NOT_FOUND, BAD_INPUT, IMPOSSIBLE = range(4)
-PICTURES = (".png", ".svg", ".pdf")
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 SOLVERS = ("auto", "cbc", "gurobi", "highs", "none")
 
 
@@ -41,7 +41,7 @@ class _UsageError(OllaError):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises instead of writing its usage over several lines."""
+    """Raises an error instead of printing its usage over several lines."""
 
     def error(self, message: str) -> NoReturn:
         raise _UsageError(f"{message} (see {self.prog} --help)")
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: what follows the command's name; None for the process's own.
+        arguments: the words after the command's name; None for the process's own.
 
     Returns:
         The exit status.
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _quiet_logging() -> Iterator[None]:
-    """Keep torch from logging, in many lines, what is about to be said in one."""
+    """Keep torch from logging, in many lines, an error that the command reports in one."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -85,7 +85,7 @@ def _fail(status: int, error: Exception) -> int:
     return status
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
@@ -165,8 +165,8 @@ def _seconds(text: str) -> float:
 
 def _run_plan(parsed: argparse.Namespace) -> None:
     _check_folders(parsed.json, parsed.plot)
-    if parsed.plot and Path(parsed.plot).suffix not in PICTURES:
-        raise _UsageError(f"--plot {parsed.plot}: the name must end in one of {', '.join(PICTURES)}")
+    if parsed.plot and Path(parsed.plot).suffix not in PLOT_SUFFIXES:
+        raise _UsageError(f"--plot {parsed.plot}: the name must end in one of {', '.join(PLOT_SUFFIXES)}")
     case = models.build_model(
         parsed.model,
         batch_size=parsed.batch_size,
@@ -210,7 +210,7 @@ def _run_order(parsed: argparse.Namespace) -> None:
 
 
 def _run_joint(parsed: argparse.Namespace, problem: Problem) -> None:
-    """Order and place by one program; ``auto`` is HiGHS, which has no limit of size."""
+    """Order and place by one integer program; ``auto`` is HiGHS, which has no size limit."""
     if parsed.solver == "none":
         raise _UsageError("--joint is an integer program: name its --solver, or leave it out")
     solver = "highs" if parsed.solver == "auto" else parsed.solver
@@ -224,7 +224,7 @@ def _run_joint(parsed: argparse.Namespace, problem: Problem) -> None:
             "buffer found by / proved by",
             f"{provenance.place_found_by} / {provenance.place_proved_by or 'open'}",
         ),
-        ("the program", f"{provenance.place_solver.status} {provenance.place_solver.detail}".strip()),
+        ("integer program", f"{provenance.place_solver.status} {provenance.place_solver.detail}".strip()),
         ("seconds", f"{plan.timings['joint']:.2f}"),
     ]
     _report(rows, plan_to_json(plan), parsed.json)
@@ -240,7 +240,7 @@ def _run_place(parsed: argparse.Namespace) -> None:
 
 
 def _check_folders(*paths: str | None) -> None:
-    """Refuse early what could not be written after minutes of planning."""
+    """Refuse a file that could not be written after minutes of planning."""
     for path in paths:
         if path and path != "-" and not Path(path).absolute().parent.is_dir():
             raise _UsageError(f"there is no folder {Path(path).parent} to write {Path(path).name} into")
@@ -249,11 +249,11 @@ def _check_folders(*paths: str | None) -> None:
 def _report(rows: Sequence[tuple[str, str]], document: Mapping[str, Any], path: str | None) -> None:
     text = json.dumps(document, indent=1)
     if path == "-":
-        _say(text)
+        _print_line(text)
         return
     if path:
         Path(path).write_text(text + "\n", encoding="utf-8")
-    _say(format_table(rows))
+    _print_line(format_table(rows))
 
 
 def _plan_document(plan: Plan, solver: str) -> dict[str, Any]:

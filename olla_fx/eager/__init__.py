@@ -1,1 +1,1 @@
-"""What eager PyTorch needs for a step, recorded or followed on fake tensors: the yardstick of every plan."""
+"""Measures what eager PyTorch needs for a step, recorded or on fake tensors: the baseline of every plan."""

@@ -1,10 +1,10 @@
-"""What eager PyTorch needs for a step: the yardstick of every plan.
+"""Measures the memory that eager PyTorch needs for a step: the baseline of every plan.
 
-Two ways to see an eager step. *Recorded*: run it, and record every thread's requests and frees in the CPU
-allocator, kernels' workspaces included. *Dispatched*: run it on fake tensors, computing nothing, and watch
-under the dispatcher which storages are born and die (the method of ``torch.distributed._tools.mem_tracker``);
-what a kernel allocates for itself remains unseen. Either gives a stream of events, which also tells what the
-CUDA caching allocator would have reserved, and how fragmented (OLLA §5.4).
+There are two sources. *Recorded*: run the step, and record every thread's requests and frees in the CPU
+allocator, kernels' workspaces included. *Dispatched*: run it on fake tensors, computing nothing, and note
+under the dispatcher when storages are made and freed, as ``torch.distributed._tools.mem_tracker`` does;
+workspaces of kernels remain unseen. Both give a stream of events, from which a model of the CUDA caching
+allocator computes reserved bytes and fragmentation (OLLA §5.4).
 
 Storages that existed before the step are static and not counted.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from olla_solvers.baselines.caching_allocator import CachingAllocatorModel
 
 
 class BaselineSource(enum.StrEnum):
-    """How an eager step was seen: really run, or followed on fake tensors."""
+    """The source of a baseline: a step that was run, or one followed on fake tensors."""
 
     RECORDED = "recorded"
     DISPATCHED = "dispatched"
@@ -33,14 +33,14 @@ class BaselineSource(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What eager PyTorch needs for a step, beside static arrays.
+    """The memory that eager PyTorch needs for a step, beside static arrays.
 
     Attributes:
-        live_peak_bytes: most bytes that were requested and not yet freed, sizes as requested.
-        reserved_bytes: what the CUDA caching allocator would reserve for this.
-        fragmentation: share of it that is not in use when it peaks (OLLA §5.4), 0 to 1.
-        requests: how many blocks of a byte or more were requested.
-        source: how the step was seen.
+        live_peak_bytes: the maximum of bytes requested and not yet freed, sizes as requested.
+        reserved_bytes: those that the CUDA caching allocator would reserve for this.
+        fragmentation: share of it that is not in use at its peak (OLLA §5.4), 0 to 1.
+        requests: the number of requested blocks of a byte or more.
+        source: the source of the events.
     """
 
     live_peak_bytes: int
@@ -50,21 +50,15 @@ class Baseline:
     source: BaselineSource
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as a JSON-ready dictionary."""
-        return {
-            "live_peak_bytes": self.live_peak_bytes,
-            "reserved_bytes": self.reserved_bytes,
-            "fragmentation": self.fragmentation,
-            "requests": self.requests,
-            "source": self.source.value,
-        }
+        """Return the fields as a JSON-ready dictionary."""
+        return {**asdict(self), "source": self.source.value}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Baseline:
         """Read what :meth:`to_json` writes.
 
         Raises:
-            ValueError: when a field is missing or no baseline has such a value.
+            ValueError: if a field is missing or invalid.
         """
         try:
             return cls(
@@ -85,7 +79,7 @@ def baseline_from_events(
 
     Args:
         events: requests and frees in order, of all threads.
-        source: noted in the result.
+        source: of the events.
     """
     model = CachingAllocatorModel()
     live_bytes = live_peak_bytes = requests = 0
@@ -102,10 +96,10 @@ def baseline_from_events(
 
 
 def record_baseline(step: Callable[[], object]) -> Baseline:
-    """Run a step once, really, and measure what it requests.
+    """Run a step once and measure what it requests.
 
     Args:
-        step: runs one eager step. What it returns is dropped when the measuring is over.
+        step: runs one eager step.
 
     Raises:
         ArenaUnavailableError: without the native allocator; :func:`dispatched_baseline` needs none.
@@ -133,7 +127,7 @@ def dispatched_events(step: Callable[[], object]) -> tuple[AllocationEvent, ...]
         step: runs one eager step, usually on fake tensors; called once.
 
     Returns:
-        Births and deaths of storages, in order; storages from before the step do not occur.
+        Requests and frees of storages, in order, without storages from before the step.
     """
     tracker = _StorageTracker()
     with tracker:
@@ -144,19 +138,19 @@ def dispatched_events(step: Callable[[], object]) -> tuple[AllocationEvent, ...]
 
 
 class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes when storages are born and die.
+    """Notes when storages are made and freed.
 
-    A storage that an operator gets is static unless it was seen being born. One that it returns and nobody
-    knew is born then. PyTorch keeps the Python object of a storage for as long as the storage lives, so a
-    weak reference to it tells of the death. Storages are known by that object's identity, which may be used
-    again only after the weak reference has told.
+    A storage among an operator's arguments is static unless an earlier operator made it. An unknown storage
+    among its results is new. PyTorch keeps the Python object of a storage as long as the storage lives, so a
+    weak reference to it reports the free. Storages are known by that object's identity, which may be used
+    again only after that report.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._events: list[AllocationEvent] = []
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._births = 0
+        self._requests = 0
         self._finished = False
 
     def __torch_dispatch__(
@@ -166,41 +160,41 @@ class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operator; note which storages it brought."""
+        """Run an operator; note the storages that it made."""
         kwargs = kwargs or {}
         for storage in _storages((args, kwargs)):
             self._know(storage, None)
         results = func(*args, **kwargs)
         for storage in _storages(results):
             if id(storage) not in self._known:
-                self._note_birth(storage)
+                self._note_request(storage)
         return results
 
     def finish(self) -> tuple[AllocationEvent, ...]:
-        """The events; those after this call are not noted."""
+        """Return the events; later ones are not noted."""
         self._finished = True
         self._known.clear()
         return tuple(self._events)
 
-    def _note_birth(self, storage: torch.UntypedStorage) -> None:
-        birth = AllocationEvent(EventKind.ALLOC, self._births, storage.nbytes(), on_planning_thread=True)
-        self._births += 1
-        self._events.append(birth)
-        self._know(storage, birth)
+    def _note_request(self, storage: torch.UntypedStorage) -> None:
+        request = AllocationEvent(EventKind.ALLOC, self._requests, storage.nbytes(), on_planning_thread=True)
+        self._requests += 1
+        self._events.append(request)
+        self._know(storage, request)
 
-    def _know(self, storage: torch.UntypedStorage, birth: AllocationEvent | None) -> None:
+    def _know(self, storage: torch.UntypedStorage, request: AllocationEvent | None) -> None:
         identity = id(storage)
         if identity in self._known:
             return
 
-        def note_death(_: weakref.ref[torch.UntypedStorage]) -> None:
+        def note_free(_: weakref.ref[torch.UntypedStorage]) -> None:
             if self._finished:
                 return
             del self._known[identity]
-            if birth is not None:
-                self._events.append(AllocationEvent(EventKind.FREE, birth.block, birth.size_bytes, True))
+            if request is not None:
+                self._events.append(AllocationEvent(EventKind.FREE, request.block, request.size_bytes, True))
 
-        self._known[identity] = weakref.ref(storage, note_death)
+        self._known[identity] = weakref.ref(storage, note_free)
 
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:

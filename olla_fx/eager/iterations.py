@@ -2,7 +2,7 @@
 
 SmartPool §V calls it done "once two consecutive subsequences are detected to be repeating". A stream has
 noise at both ends (lazily made optimizer state, what is freed when the loop is over) and repetitions within
-one iteration (equal layers), so the period is looked for that explains the longest stretch.
+one iteration (equal layers), so the period is taken that explains the longest part of the stream.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from olla_fx.arena.events import AllocationEvent, EventKind
 from olla_solvers.plan import Span
 
 _RAREST = 8
-"""Symbols whose distances are tried as periods: the rarest that come back."""
+"""The number of symbols whose distances are tried as periods: the rarest that occur again."""
 
 _SMALLEST_SHARE = 0.4
-"""A loop's iterations are most of what is heard; equal layers of one step are not."""
+"""A loop's iterations are most of what is recorded; equal layers of one step are not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A stretch of a stream that repeats itself.
+    """A part of a stream that repeats itself.
 
     Attributes:
         start: index of its first event.
         length: events of one repetition.
-        repetitions: how often it occurs, at least 2; the last may be cut off.
+        repetitions: the number of its occurrences, at least 2; the last may be cut off.
     """
 
     start: int
@@ -39,13 +39,13 @@ class Period:
 
 
 def find_period(events: Sequence[AllocationEvent]) -> Period | None:
-    """The iteration of a loop.
+    """Find the iteration of a loop.
 
     Args:
         events: requests and frees, in order.
 
     Returns:
-        The period of the longest stretch that repeats; None where nothing does.
+        The period of the longest part that repeats; None if nothing does.
     """
     symbols = _symbols(events)
     best: tuple[int, int, int] | None = None
@@ -60,34 +60,34 @@ def find_period(events: Sequence[AllocationEvent]) -> Period | None:
 
 
 def _symbols(events: Sequence[AllocationEvent]) -> npt.NDArray[np.int64]:
-    """One number for each kind of event: a request's size; a free's size and the age of what it frees."""
+    """Number the kinds of events: a request's size; a free's size and the age of its block."""
     requested: dict[int, int] = {}
-    known: dict[tuple[bool, int, int], int] = {}
+    numbers: dict[tuple[bool, int, int], int] = {}
     symbols = np.empty(len(events), dtype=np.int64)
     for index, event in enumerate(events):
         is_free = event.kind is EventKind.FREE
         age = index - requested.get(event.block, index) if is_free else 0
         if not is_free:
             requested[event.block] = index
-        symbols[index] = known.setdefault((is_free, event.size_bytes, age), len(known))
+        symbols[index] = numbers.setdefault((is_free, event.size_bytes, age), len(numbers))
     return symbols
 
 
 def _candidates(symbols: npt.NDArray[np.int64]) -> list[int]:
-    """Distances between occurrences of rare symbols, up to half the stream."""
+    """Return the distances between occurrences of rare symbols, up to half the stream."""
     counts = np.bincount(symbols) if len(symbols) else np.empty(0, dtype=np.int64)
-    coming_back = [int(each) for each in np.argsort(counts, kind="stable") if counts[each] > 1]
-    found: set[int] = set()
-    for symbol in coming_back[:_RAREST]:
+    repeated = [int(symbol) for symbol in np.argsort(counts, kind="stable") if counts[symbol] > 1]
+    distances: set[int] = set()
+    for symbol in repeated[:_RAREST]:
         places = np.flatnonzero(symbols == symbol)
-        # A symbol that occurs k times in an iteration comes back after k occurrences.
+        # A symbol that occurs k times in an iteration repeats after k occurrences.
         for apart in range(1, min(len(places), 64)):
-            found.update(int(each) for each in np.unique(places[apart:] - places[:-apart]))
-    return sorted(each for each in found if each <= len(symbols) // 2)
+            distances.update(map(int, np.unique(places[apart:] - places[:-apart])))
+    return sorted(distance for distance in distances if distance <= len(symbols) // 2)
 
 
 def _longest_run(same: npt.NDArray[np.bool_]) -> tuple[int, int]:
-    """Start and length of the longest run of true values."""
+    """Return the start and the length of the longest run of true values."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], same.astype(np.int8), [0]))))
     starts, ends = edges[::2], edges[1::2]
     if not len(starts):
@@ -97,10 +97,10 @@ def _longest_run(same: npt.NDArray[np.bool_]) -> tuple[int, int]:
 
 
 def spans_of_iteration(events: Sequence[AllocationEvent], period: Period) -> tuple[Span, ...]:
-    """One iteration's blocks as rectangles.
+    """Return one iteration's blocks as rectangles.
 
-    The iteration is cut where least is alive. A block that lives on into the next one is alive all the time,
-    for its successor is requested while it still is.
+    The iteration starts at its fewest live bytes. A block that lives on into the next iteration is alive all
+    the time, because its successor is requested before it is freed.
 
     Args:
         events: the stream.
@@ -121,7 +121,7 @@ def spans_of_iteration(events: Sequence[AllocationEvent], period: Period) -> tup
 
 
 def _quietest(events: Sequence[AllocationEvent], period: Period) -> int:
-    """Where in the last but one repetition the fewest bytes of its own are alive."""
+    """Return the event of the last but one repetition at which the fewest of its own bytes are alive."""
     start = period.start + (period.repetitions - 2) * period.length
     alive, least, best = 0, None, start
     for index in range(start, start + period.length):

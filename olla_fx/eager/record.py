@@ -1,7 +1,7 @@
-"""What a plan would save in a loop that is left as it is.
+"""Computes what a plan would save in a loop that is left as it is.
 
-:func:`record` listens to the allocator while the caller's own eager loop runs, finds the iteration in the
-stream of requests, and says what that iteration needs: of PyTorch's caching allocator, and of one buffer in
+:func:`record` records the allocator's requests while the caller's own eager loop runs, finds the iteration in
+them, and reports what that iteration needs: of PyTorch's caching allocator, and of one buffer in
 which every block has a planned address. Nothing is changed, nothing is captured: the order stays eager's, so
 :func:`olla_fx.plan`, which also reorders, saves at least as much on a step that it can capture.
 """
@@ -25,14 +25,14 @@ from olla_solvers.place import place
 
 @dataclass(frozen=True)
 class LoopReport:
-    """What one iteration of a loop needs.
+    """The memory that one iteration of a loop needs.
 
     Attributes:
-        iterations: how many were seen.
-        requests: of one iteration.
+        iterations: the number of recorded iterations.
+        requests: the number of one iteration's requests.
         baseline: of the whole recording: live bytes, and what the caching allocator would reserve.
-        live_peak_bytes: most bytes of one iteration's own blocks alive at once.
-        buffer_bytes: what a buffer with planned addresses for them needs, in eager's order.
+        live_peak_bytes: the maximum of bytes of one iteration's own blocks alive at once.
+        buffer_bytes: the size of a buffer with planned addresses for them, in eager's order.
     """
 
     iterations: int
@@ -42,7 +42,7 @@ class LoopReport:
     buffer_bytes: int
 
     def __str__(self) -> str:
-        """A table."""
+        """Return a table."""
         return format_table(
             [
                 ("iterations seen", f"{self.iterations}"),
@@ -55,20 +55,20 @@ class LoopReport:
 
 
 class Recording:
-    """What :func:`record` heard; complete when its context has ended."""
+    """The recording of :func:`record`; complete when its context has ended."""
 
     def __init__(self) -> None:
         """Start with nothing."""
         self.events: tuple[AllocationEvent, ...] = ()
 
     def report(self, *, time_limit: float | None = None) -> LoopReport:
-        """Find the iteration and say what it needs.
+        """Find the iteration and report what it needs.
 
         Args:
             time_limit: seconds for placing its blocks.
 
         Raises:
-            RecordingError: when nothing repeats itself.
+            RecordingError: if nothing repeats itself.
         """
         period = find_period(self.events)
         if period is None:
@@ -78,8 +78,8 @@ class Recording:
             )
         alignment_bytes = alignment_of(torch.device("cpu"))
         spans = [
-            replace(each, size_bytes=rounded(each.size_bytes, alignment_bytes), alignment=alignment_bytes)
-            for each in spans_of_iteration(self.events, period)
+            replace(span, size_bytes=rounded(span.size_bytes, alignment_bytes), alignment=alignment_bytes)
+            for span in spans_of_iteration(self.events, period)
         ]
         placement = place(spans, time_limit=time_limit)
         return LoopReport(
@@ -93,16 +93,16 @@ class Recording:
 
 @contextlib.contextmanager
 def record() -> Iterator[Recording]:
-    """Listen to every thread's requests while the caller's own loop runs.
+    """Record every thread's requests while the caller's own loop runs.
 
     Yields:
-        The recording; ask it for its :meth:`~Recording.report` after the context.
+        The recording; call its :meth:`~Recording.report` after the context.
 
     Raises:
         ArenaUnavailableError: without the native allocator.
         ArenaBusyError: if events are being recorded already.
     """
     recording = Recording()
-    with record_events() as heard:
+    with record_events() as recorded:
         yield recording
-    recording.events = heard.events
+    recording.events = recorded.events

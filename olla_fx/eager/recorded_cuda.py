@@ -1,8 +1,8 @@
-"""What eager PyTorch really takes of a GPU for a step: the yardstick of every plan on CUDA.
+"""Measures the memory that eager PyTorch takes of a GPU for a step: the baseline of every plan on CUDA.
 
-Two figures of the caching allocator: the most bytes that tensors had at once, and the most that it held of
-the device for them. What it held and no tensor used, at the moment when it took the last of it, is
-fragmentation (OLLA §5.4). Parameters, state and inputs are in all of them.
+Two figures come from the caching allocator: the maximum of bytes in tensors, and of bytes that it reserved.
+The share of the latter that no tensor used when it reached its maximum is fragmentation (OLLA §5.4).
+Parameters, state and inputs count in all of them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from olla_fx import torch_compat
 from olla_fx.errors import DeviceError
 
 SETTINGS_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""How a process is given its allocator's settings; read by torch when it starts."""
+"""Environment variables of the allocator's settings, read by torch when it starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class CudaBaseline:
-    """What a step took of a CUDA device, everything that was there before included.
+    """The memory that a step took of a CUDA device, what was allocated before it included.
 
     Attributes:
-        max_allocated_bytes: most bytes that tensors had at once.
-        max_reserved_bytes: most bytes that the allocator held.
+        max_allocated_bytes: the maximum of bytes in tensors.
+        max_reserved_bytes: the maximum of bytes that the allocator reserved.
         fragmentation: share of the latter that no tensor used when it reached its peak, 0 to 1.
         allocator_settings: of the caching allocator, as the environment gives them; empty for its defaults.
     """
@@ -49,7 +49,7 @@ def measure_cuda_baseline(
             their workspaces.
 
     Raises:
-        DeviceError: when there is no such device.
+        DeviceError: if there is no such device.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         raise DeviceError(f"{device} is no CUDA device that torch {torch.__version__} can use here")
@@ -66,7 +66,7 @@ def measure_cuda_baseline(
     reserved_bytes = torch.cuda.max_memory_reserved(device)
     resident_bytes = resident_at_peak(history, *before)
     unused_bytes = reserved_bytes - (allocated_bytes if resident_bytes is None else resident_bytes)
-    settings = next((os.environ[each] for each in SETTINGS_VARIABLES if os.environ.get(each)), "")
+    settings = next((os.environ[name] for name in SETTINGS_VARIABLES if os.environ.get(name)), "")
     return CudaBaseline(
         allocated_bytes, reserved_bytes, unused_bytes / reserved_bytes if reserved_bytes else 0.0, settings
     )
@@ -75,12 +75,12 @@ def measure_cuda_baseline(
 def resident_at_peak(
     history: Iterable[tuple[str, int]], allocated_bytes: int, reserved_bytes: int
 ) -> int | None:
-    """What tensors had when the allocator first held as much as it ever did.
+    """Return the bytes of tensors when the allocator first reserved its maximum.
 
     Args:
         history: actions of the caching allocator and their bytes.
-        allocated_bytes: what tensors had before.
-        reserved_bytes: what the allocator held before.
+        allocated_bytes: of tensors, before.
+        reserved_bytes: of the allocator, before.
 
     Returns:
         The bytes, those of the request included for which the allocator grew; None if it never did.

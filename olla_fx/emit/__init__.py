@@ -1,4 +1,4 @@
-"""Plan → what runs: the graphs of a step in planned order, and the generated functions that call them."""
+"""Writes a plan out as graphs of the step in planned order, and generated functions that run them."""
 
 from __future__ import annotations
 

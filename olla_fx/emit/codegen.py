@@ -1,8 +1,8 @@
-"""An emitted graph as one generated Python function.
+"""Generates one Python function from an emitted graph.
 
 The code that fx writes looks every operator up by its path (``torch.ops.aten.mm.default``) and goes through
 its Python wrapper at each call, which costs about as much as a small operator's own work. Here each operator
-is looked up once. The graph module stays what is printed, recorded and read.
+is looked up once. The graph module is still what is printed, recorded and read.
 """
 
 from __future__ import annotations

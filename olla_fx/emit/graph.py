@@ -1,8 +1,8 @@
-"""Plan → reordered ``GraphModule``, one for each phase of the step.
+"""Writes a plan out as reordered ``GraphModule``s, one for each phase of the step.
 
 The emitted graph holds the operators in planned order, each followed by the ``getitem`` of its results.
 Free nodes (views, scalar arithmetic) stand right before their first user. The generated code deletes every
-value after its last use, so storages are released just when the plan says. Each line carries its timestep,
+value after its last use, so storages are released at the planned time. Each line carries its timestep,
 and the offset and lifetime of what it makes, as a comment::
 
     convolution = torch.ops.aten.convolution.default(x, p_conv1_weight, ...)  # t=0: [0, 3211264) lives [0, 3)
@@ -50,7 +50,7 @@ def reordered_graphs(
         dataflow: the graph and what its operators and arrays are.
         problem: ``dataflow.problem``, or the same with recorded sizes and workspaces.
         plan: an order and offsets for ``problem``.
-        inputs: what the placeholders are; they are named after it.
+        inputs: of the placeholders, which are named after them.
         begin_operator: called with the operator's timestep before each, so that the arena knows which
             requests to expect; None leaves the calls out.
 
@@ -77,11 +77,12 @@ def reordered_graphs(
     if len(phases) == 1:
         phase.finish(output.args[0], comments)
     else:
-        answer = next(node for node in dataflow.operators if node.target is forward_backward_boundary).args[0]
-        gradients = output.args[0][len(answer) :]  # type: ignore[arg-type, index]
+        boundary = next(node for node in dataflow.operators if node.target is forward_backward_boundary)
+        outputs = boundary.args[0]
+        gradients = output.args[0][len(outputs) :]  # type: ignore[arg-type, index]
         phases[1].finish(gradients, comments)
-        phases[0].finish((answer, phases[1].taken[::-1]), comments)
-    return tuple(fx.GraphModule(dataflow.graph_module, each.target, "PlannedStep") for each in phases)
+        phases[0].finish((outputs, phases[1].taken[::-1]), comments)
+    return tuple(fx.GraphModule(dataflow.graph_module, phase.target, "PlannedStep") for phase in phases)
 
 
 class _Phase:
@@ -89,7 +90,7 @@ class _Phase:
 
     Attributes:
         target: the graph.
-        taken: results of the phase before that this one takes over, in the order in which it does.
+        taken: results of the phase before that this one takes over, in this order.
     """
 
     def __init__(
@@ -108,9 +109,9 @@ class _Phase:
             self._emitted[node] = self.target.placeholder(_placeholder_name(step_input))
             self._emitted[node].meta = dict(node.meta)
         self._kept = self.target.placeholder("kept") if before is not None else None
-        # Views are made again by each phase; what an operator made is handed on.
+        # Each phase makes views again; results of operators are passed on.
         self._made = frozenset(operators) | {
-            result for each in operators for result in each.users if result.target is operator.getitem
+            result for node in operators for result in node.users if result.target is operator.getitem
         }
 
     def add(self, node: fx.Node, timestep: int, begin_operator: Callable[[int], object] | None) -> None:
@@ -119,7 +120,7 @@ class _Phase:
         if begin_operator is not None:
             self.target.call_function(begin_operator, (timestep,))
         emitted = self._emitted[node] = self.target.node_copy(node, self._find)
-        # At once, or the tuple of all results would keep each alive until the last is asked for.
+        # At once, or the tuple of all results would keep each alive until the last is read.
         for result in node.users:
             if result.target is operator.getitem:
                 self._emitted[result] = self.target.node_copy(result, self._find)
@@ -134,11 +135,11 @@ class _Phase:
                 if node not in self._made:
                     self._emitted[node] = self.target.node_copy(node, self._find)
         self.target.output(fx.map_arg(cast(Argument, results), self._find))
-        mine = {
+        own_comments = {
             emitted: f"  # t={timestep} {comments[name]}".rstrip()
             for emitted, (name, timestep) in self._timesteps.items()
         }
-        self.target.on_generate_code(lambda _: _annotate(mine))
+        self.target.on_generate_code(lambda _: _annotate(own_comments))
         self.target.lint()
 
     def _add_free(self, node: fx.Node) -> None:
@@ -146,7 +147,7 @@ class _Phase:
             self._emitted[free] = self.target.node_copy(free, self._find)
 
     def _find(self, node: fx.Node) -> fx.Node:
-        """A source node's copy; what the phase before made is taken out of the list of what it kept."""
+        """Return a source node's copy; values of the phase before are popped from the list that it kept."""
         if node not in self._emitted:
             if self._before is None or self._kept is None or node not in self._before._emitted:
                 raise ValueError(f"{node.name} is used before it is made")
@@ -157,7 +158,7 @@ class _Phase:
 
 
 def _first_line(graph: fx.Graph) -> fx.Node:
-    """The first node that is neither a placeholder nor takes over a kept value."""
+    """Return the first node that is neither a placeholder nor takes over a kept value."""
     return next((node for node in graph.nodes if node.op not in ("placeholder", "call_method")), graph._root)
 
 
@@ -167,8 +168,8 @@ def _placeholder_name(step_input: StepInput) -> str:
 
 
 def _comments(dataflow: Dataflow, problem: Problem, plan: MemoryPlan) -> dict[str, str]:
-    """For each operator, where and how long its arrays live."""
-    index = {each.name: position for position, each in enumerate(problem.operators)}
+    """Describe for each operator the offsets and lifetimes of its arrays."""
+    index = {node.name: position for position, node in enumerate(dataflow.operators)}
     order = [index[name] for name in plan.order]
     living = lifetimes(problem, order)
     comments: dict[str, str] = {}
@@ -195,7 +196,7 @@ def _comments(dataflow: Dataflow, problem: Problem, plan: MemoryPlan) -> dict[st
 
 
 def _annotate(comments: Mapping[str, str]) -> Callable[[list[str]], list[str]]:
-    """A code transformer that puts each comment behind the line that assigns its name."""
+    """Return a code transformer that puts each comment behind the line that assigns its name."""
 
     def transform(body: list[str]) -> list[str]:
         annotated = []

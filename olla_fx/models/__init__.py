@@ -68,22 +68,23 @@ def build_model(
         batch_size: examples in a batch.
         image_size: height and width of images; None for what the model was made for.
         tokens: length of text.
-        train: whether to make a training case, with a target and a loss.
-        device: where model and example live; ``meta`` needs no memory.
+        train: True for a training case, with a target and a loss.
+        device: of model and example; ``meta`` needs no memory.
 
     Returns:
         The model, an example of random numbers, and the loss.
 
     Raises:
-        ModelLookupError: when the name is unknown, its package is not installed, or the model cannot be
-            built in this size.
+        ModelLookupError: if the name is unknown, its package is not installed, or the model cannot be built
+            in this size.
     """
-    if batch_size < 1:
-        raise ModelLookupError(f"the batch size must be at least 1, not {batch_size}")
-    if image_size is not None and image_size < 1:
-        raise ModelLookupError(f"the image size must be at least 1, not {image_size}")
-    if tokens < 1:
-        raise ModelLookupError(f"the number of tokens must be at least 1, not {tokens}")
+    for size_name, size in (
+        ("batch size", batch_size),
+        ("image size", image_size),
+        ("number of tokens", tokens),
+    ):
+        if size is not None and size < 1:
+            raise ModelLookupError(f"the {size_name} must be at least 1, not {size}")
     build, short_name = _builder(name)
     wanted = Wanted(batch_size, image_size, tokens, train)
     try:
@@ -98,7 +99,7 @@ def build_model(
 
 
 def _builder(name: str) -> tuple[_Build, str]:
-    """The function that builds a name, and what it is to be given."""
+    """Return the function that builds a model, and the name to call it with."""
     family, _, short_name = name.partition(":")
     builders: dict[str, _Build] = {
         "torchvision": torchvision_case,
@@ -110,19 +111,19 @@ def _builder(name: str) -> tuple[_Build, str]:
     path, _, factory = name.rpartition(":")
     if path.endswith(".py") and factory:
         return _file_case, name
-    close = [f"{each}:{short_name or 'NAME'}" for each in difflib.get_close_matches(family, builders, n=1)]
-    hint = f" Did you mean {close[0]}?" if close else ""
+    close = difflib.get_close_matches(family, builders, n=1)
+    hint = f" Did you mean {close[0]}:{short_name or 'NAME'}?" if close else ""
     raise ModelLookupError(f"unknown model {name!r}.{hint} A name is one of: {', '.join(FAMILIES)}")
 
 
 def _build_on(device: str, build: Callable[[], ModelCase]) -> ModelCase:
-    """Build on a device; by way of the CPU where initialisation reads its own values back."""
+    """Build on a device; by way of the CPU if initialisation reads its own values back."""
     try:
         with torch.device(device):
             return build()
     except NotImplementedError:
         case = build()
-        inputs = tuple(each.to(device) if isinstance(each, torch.Tensor) else each for each in case.inputs)
+        inputs = tuple(leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf for leaf in case.inputs)
         return ModelCase(case.model.to(device), inputs, case.loss_fn)
 
 

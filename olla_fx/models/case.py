@@ -1,4 +1,4 @@
-"""What building a model takes and gives, and what the builders share."""
+"""The arguments and results of building a model, and helpers that the builders share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Wanted:
         batch_size: examples in a batch.
         image_size: height and width of images; None for what the model was made for.
         tokens: length of text.
-        train: whether the case is for training.
+        train: True if the case is for training.
     """
 
     batch_size: int
@@ -53,12 +53,12 @@ class Wanted:
 
 
 def unknown(name: str, family: str, known: Iterable[str]) -> ModelLookupError:
-    """The error for a name that is none of those known.
+    """Return the error for a name that is not among those known.
 
     Args:
-        name: as the user gave it.
-        family: whose name it should be.
-        known: all names there are.
+        name: the user's.
+        family: of models that should have it.
+        known: all names of the family.
 
     Returns:
         An error that names the closest ones.
@@ -76,12 +76,12 @@ def require_package(package: str) -> None:
         package: a module's name.
 
     Raises:
-        ModelLookupError: naming the extra that brings it.
+        ModelLookupError: if it is missing; names the extra that brings it.
     """
     if package not in sys.modules and importlib.util.find_spec(package) is None:
         raise ModelLookupError(f"{package} is not installed; pip install 'olla-fx[models]'")
 
 
 def labels(classes: int, wanted: Wanted) -> torch.Tensor:
-    """Random class labels, one for each example."""
+    """Draw random class labels, one for each example."""
     return torch.randint(classes, (wanted.batch_size,))

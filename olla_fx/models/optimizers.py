@@ -1,4 +1,4 @@
-"""Optimizers of ``torch.optim`` by name, with their default flags."""
+"""Makes optimizers of ``torch.optim`` by name, with their default flags."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ def optimizer_by_name(
 
     Args:
         name: one of :data:`OPTIMIZERS`.
-        parameters: what it trains.
+        parameters: those to train.
         lr: learning rate.
 
     Returns:
         The optimizer.
 
     Raises:
-        ModelLookupError: when the name is unknown.
+        ModelLookupError: if the name is unknown.
     """
     if name not in _OPTIMIZERS:
         raise ModelLookupError(f"unknown optimizer {name!r}; one of {', '.join(OPTIMIZERS)}")
     kind, options = _OPTIMIZERS[name]
-    return kind([each for each in parameters if each.requires_grad], lr=lr, **options)  # type: ignore[call-arg]
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    return kind(trainable, lr=lr, **options)  # type: ignore[call-arg]

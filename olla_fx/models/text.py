@@ -1,4 +1,4 @@
-"""Models of transformers, from configurations, never from downloaded weights."""
+"""Builds models of transformers from configurations, never from downloaded weights."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from olla_fx.models.case import IMAGE_SIZE, ModelCase, Wanted, labels, require_p
 from olla_fx.models.vision import import_torchvision
 
 TOKENS = 16
-"""Length of a text where none is given."""
+"""Default length of a text."""
 
 _ARCHITECTURES = {
     "bert": "classify", "distilbert": "classify", "electra": "classify", "roberta": "classify",
     "xlm-roberta": "classify", "gpt2": "generate", "llama": "generate", "vit": "see",
 }  # fmt: skip
-"""What each supported architecture of transformers is built for."""
+"""Supported architectures of transformers and their tasks."""
 
 _SMALL = {
     "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
@@ -39,14 +39,14 @@ def transformers_case(name: str, wanted: Wanted) -> ModelCase:
         Model, example and loss.
 
     Raises:
-        ModelLookupError: when the name is unknown or the package is not installed.
+        ModelLookupError: if the name is unknown or the package is not installed.
     """
     architecture = name.removesuffix("-base")
     if architecture not in _ARCHITECTURES:
         raise unknown(name, "transformers", _ARCHITECTURES)
     require_package("transformers")
     if importlib.util.find_spec("torchvision") is not None:
-        import_torchvision()  # transformers imports it when it is there
+        import_torchvision()  # transformers imports it if it is installed
     transformers = importlib.import_module("transformers")
     config = transformers.AutoConfig.for_model(architecture)
     if name == architecture:
@@ -69,10 +69,10 @@ def transformers_case(name: str, wanted: Wanted) -> ModelCase:
 
 
 class CausalLanguageModel(nn.Module):
-    """A language model given its causal mask outright.
+    """A language model with an explicit causal mask.
 
-    Left to itself, transformers looks at the values of positions to find several texts packed into one row,
-    which no captured graph can do.
+    Without one, transformers reads the values of positions to find texts packed into one row, which no
+    captured graph can do.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -85,7 +85,7 @@ class CausalLanguageModel(nn.Module):
         self.model = model
 
     def forward(self, tokens: torch.Tensor) -> Any:
-        """Logits for the token after each one.
+        """Compute the logits for the token after each one.
 
         Args:
             tokens: numbers, a text in each row.
@@ -96,7 +96,7 @@ class CausalLanguageModel(nn.Module):
 
 
 def logits_loss(outputs: Any, target: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of the logits of a transformers model.
+    """Compute the cross entropy of the logits of a transformers model.
 
     Args:
         outputs: with a field ``logits``, whose last dimension are the classes.

@@ -1,4 +1,4 @@
-"""torchvision's models: classification, segmentation and video, from random weights."""
+"""Builds torchvision's models for classification, segmentation and video, with random weights."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _VIDEO_SIZES = {
 """Frames and image size of one video."""
 
 _operator_library: torch.library.Library | None = None
-"""Holds the stand-in operators; they vanish with it."""
+"""Holds the declared operators; they vanish with it."""
 
 
 def import_torchvision() -> ModuleType:
-    """Import torchvision, also where its compiled half does not fit the installed torch.
+    """Import torchvision, even if its compiled half does not fit the installed torch.
 
     torchvision's wheels on the package index are built for CUDA. Under a torch for CPUs its library does
     not load, and the import ends at two operators that only detection models use. Only then are these
@@ -46,7 +46,7 @@ def import_torchvision() -> ModuleType:
         The module.
 
     Raises:
-        ModelLookupError: when torchvision is not installed.
+        ModelLookupError: if torchvision is not installed.
     """
     global _operator_library
     require_package("torchvision")
@@ -55,7 +55,7 @@ def import_torchvision() -> ModuleType:
     except (ImportError, OSError, RuntimeError):
         if _operator_library is not None:
             raise
-    for name in [each for each in sys.modules if each.partition(".")[0] == "torchvision"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]
     _operator_library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for operator in ("nms", "qnms"):
@@ -75,11 +75,11 @@ def torchvision_case(name: str, wanted: Wanted) -> ModelCase:
         Model, example and loss.
 
     Raises:
-        ModelLookupError: when the name is unknown or the package is not installed.
+        ModelLookupError: if the name is unknown or the package is not installed.
     """
     models = import_torchvision().models
     images, segmentation, videos = (
-        set(models.list_models(module=each)) for each in (models, models.segmentation, models.video)
+        set(models.list_models(module=module)) for module in (models, models.segmentation, models.video)
     )
     if name in images:
         return _image_case(models, name, wanted)
@@ -104,7 +104,7 @@ def _image_case(models: ModuleType, name: str, wanted: Wanted) -> ModelCase:
     options: dict[str, Any] = {}
     loss: LossFunction = F.cross_entropy
     if name in ("googlenet", "inception_v3"):
-        # Their initialisation takes half a minute and is left to those who train them for real.
+        # Their initialisation takes half a minute, and only real training needs it.
         options["init_weights"] = False
         loss = functools.partial(auxiliary_loss, weight=0.4 if inception else 0.3)
     elif name.startswith("vit_"):
@@ -131,7 +131,7 @@ def _segmentation_case(models: ModuleType, name: str, wanted: Wanted) -> ModelCa
 
 
 def auxiliary_loss(outputs: Any, target: torch.Tensor, *, weight: float) -> torch.Tensor:
-    """Cross entropy of a model with auxiliary classifiers, as in the papers of GoogLeNet and Inception v3.
+    """Add up cross entropies of all classifiers, as in the papers of GoogLeNet and Inception v3.
 
     Args:
         outputs: a named tuple whose first field is the main classifier's; or that one's logits alone.
@@ -145,14 +145,14 @@ def auxiliary_loss(outputs: Any, target: torch.Tensor, *, weight: float) -> torc
         return F.cross_entropy(outputs, target)
     main, *auxiliary = outputs
     loss = F.cross_entropy(main, target)
-    for each in auxiliary:
-        if each is not None:
-            loss = loss + weight * F.cross_entropy(each, target)
+    for logits in auxiliary:
+        if logits is not None:
+            loss = loss + weight * F.cross_entropy(logits, target)
     return loss
 
 
 def segmentation_loss(outputs: Any, target: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of a segmentation model; its auxiliary classifier, if any, counts half.
+    """Compute a segmentation model's cross entropy; an auxiliary classifier counts half.
 
     Args:
         outputs: a mapping with ``out`` and perhaps ``aux``.

@@ -1,4 +1,4 @@
-"""Graph → graph, with the same bits: updates in place, dead copies gone, forward and backward apart."""
+"""Rewrites a captured graph, with the same bits: updates in place, dead copies gone, phases apart."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run_passes(captured: CapturedStep) -> fx.GraphModule:
 
 
 def _has_effect(node: fx.Node) -> bool:
-    """Return True if a node must stay although nothing reads it, as one that writes to its arguments."""
+    """Return True if a node must stay even if nothing reads it, as one that writes to its arguments."""
     mutable = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
     return bool(mutable) or node.is_impure()
 

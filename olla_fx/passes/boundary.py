@@ -1,7 +1,7 @@
-"""Where forward ends and backward begins in a graph that holds both.
+"""Marks the end of forward and the start of backward in a graph that holds both.
 
 Between the two the caller has the outputs, computes a loss, and comes back with the outputs' *tangents*. A
-marker in the graph stands for that moment. What the caller must find done by then goes before it: the
+marker in the graph stands for that moment. Before it comes what the caller must find done: the
 outputs, updates of buffers, random draws, and whatever reads parameters or inputs directly without needing
 a tangent, for the caller may change those afterwards. Operators that only backward needs and that need no
 tangent (the mask of an activation, say) are free to run on either side, wherever memory is lower.
@@ -32,43 +32,44 @@ def mark_boundary(graph: fx.Graph, inputs: tuple[StepInput, ...], results: int) 
 
     Args:
         graph: with fake values, its updates in place.
-        inputs: what its placeholders are.
-        results: how many of its results the caller gets at the boundary; gradients follow.
+        inputs: of its placeholders.
+        results: the number of its results that the caller gets at the boundary; gradients follow.
     """
     placeholders = graph.find_nodes(op="placeholder")
-    tangents = [node for node, each in zip(placeholders, inputs, strict=True) if each.role is Role.TANGENT]
-    answer: list[object] = list(cast(Sequence[object], graph.output_node().args[0]))[:results]
-    forward = ancestors([each for each in answer if isinstance(each, fx.Node)])
-    late = descendants(tangents)
+    pairs = zip(placeholders, inputs, strict=True)
+    tangents = [node for node, step_input in pairs if step_input.role is Role.TANGENT]
+    outputs: list[object] = list(cast(Sequence[object], graph.output_node().args[0]))[:results]
+    forward = ancestors([output for output in outputs if isinstance(output, fx.Node)])
+    backward = descendants(tangents)
     for node in graph.nodes:
-        if node not in late and _belongs_to_forward(node):
+        if node not in backward and _belongs_to_forward(node):
             forward |= ancestors([node])
     _keep_old_values(graph, forward)
     first = next(node for node in graph.nodes if node.op != "placeholder")
     anchor = first.prev
-    for node in [each for each in graph.nodes if each in forward and each.op != "placeholder"]:
+    for node in [node for node in graph.nodes if node in forward and node.op != "placeholder"]:
         anchor.append(node)
         anchor = node
     with graph.inserting_after(anchor):
-        graph.call_function(forward_backward_boundary, (tuple(cast(list[fx.Node], answer)), tuple(tangents)))
+        graph.call_function(forward_backward_boundary, (tuple(cast(list[fx.Node], outputs)), tuple(tangents)))
 
 
 def _belongs_to_forward(node: fx.Node) -> bool:
     if node.op != "call_function" or is_free(node):
         return False
-    reads_inputs = any(_base(each).op == "placeholder" for each in node.all_input_nodes)
+    reads_inputs = any(_base(source).op == "placeholder" for source in node.all_input_nodes)
     return reads_inputs or draws_random_numbers(node) or bool(written_arguments(node))
 
 
 def _base(node: fx.Node) -> fx.Node:
-    """The node whose storage a chain of views looks into."""
+    """Return the node whose storage a chain of views shares."""
     while node.op == "call_function" and node.all_input_nodes and is_free(node):
         node = node.all_input_nodes[0]
     return node
 
 
 def _keep_old_values(graph: fx.Graph, forward: set[fx.Node]) -> None:
-    """Copy what backward reads of a tensor that forward updates, where it means the value before."""
+    """Copy a tensor that forward updates if backward reads the value from before the update."""
     position = {node: index for index, node in enumerate(graph.nodes)}
     written: dict[int, int] = {}
     for node in forward:
@@ -76,7 +77,7 @@ def _keep_old_values(graph: fx.Graph, forward: set[fx.Node]) -> None:
             for key in storages_of(target.meta.get("val")):
                 if key is not None:
                     written[key] = max(position[node], written.get(key, -1))
-    for node in [each for each in graph.nodes if each not in forward and each.op == "call_function"]:
+    for node in [node for node in graph.nodes if node not in forward and node.op == "call_function"]:
         for source in node.all_input_nodes:
             keys = storages_of(source.meta.get("val"))
             ends = [written[key] for key in keys if key in written]

@@ -1,4 +1,4 @@
-"""Small rewrites that remove what functionalisation and tracing left behind.
+"""Removes copies and identities that functionalisation and tracing leave behind.
 
 A functional graph writes to nothing but its placeholders, so a ``clone`` that once protected a tensor
 from an in-place activation protects it from nothing: EfficientNet-B0 holds 50 of them. Each is a whole
@@ -21,31 +21,20 @@ _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fres
 _CHECKS = frozenset({aten._assert_scalar.default, aten.sym_constrain_range_for_size.default})
 
 
-def drop_output_copies(graph: fx.Graph) -> int:
-    """Return tensors themselves instead of the copies that capture put behind them.
+def drop_output_copies(graph: fx.Graph) -> None:
+    """Let the graph return tensors themselves instead of the copies that capture put behind them.
 
     A result that is a bare placeholder keeps a ``detach``, as eager would return a tensor of its own.
-
-    Returns:
-        How many copies were dropped.
     """
     output = graph.output_node()
-    dropped = 0
     for node in list(output.all_input_nodes):
         if node.target is aten.clone.default and isinstance(node.args[0], fx.Node):
             output.replace_input_with(node, node.args[0])
-            dropped += 1
     graph.eliminate_dead_code()
-    return dropped
 
 
-def drop_identities(graph: fx.Graph) -> int:
-    """Drop ``detach`` and ``alias``, which do nothing in a graph that is never differentiated.
-
-    Returns:
-        How many nodes were dropped.
-    """
-    dropped = 0
+def drop_identities(graph: fx.Graph) -> None:
+    """Drop ``detach`` and ``alias``, which do nothing in a graph that is never differentiated."""
     output = graph.output_node()
     for node in list(graph.nodes):
         source = node.args[0] if node.args else None
@@ -56,38 +45,29 @@ def drop_identities(graph: fx.Graph) -> int:
                 user.replace_input_with(node, source)
         if not node.users:
             graph.erase_node(node)
-            dropped += 1
-    return dropped
 
 
-def use_scalars_directly(graph: fx.Graph, inputs: Sequence[StepInput]) -> int:
-    """Let late-bound scalars be Python numbers: drop the ``.item()`` of each, and checks of them.
-
-    Returns:
-        How many ``.item()`` calls were dropped.
-    """
+def use_scalars_directly(graph: fx.Graph, inputs: Sequence[StepInput]) -> None:
+    """Let late-bound scalars be Python numbers: drop the ``.item()`` of each, and checks of them."""
     for node in reversed(list(graph.nodes)):
         if node.target in _CHECKS:
             graph.erase_node(node)
-    dropped = 0
     for node, step_input in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
         if step_input.role is Role.SCALAR:
             for user in list(node.users):
                 user.replace_all_uses_with(node)
                 graph.erase_node(user)
-                dropped += 1
     graph.eliminate_dead_code()
-    return dropped
 
 
 def drop_dead_copies(graph: fx.Graph) -> int:
-    """Replace a ``clone`` by its source where nothing can tell them apart.
+    """Replace a ``clone`` by its source if nothing can tell them apart.
 
-    That is so when the source is no placeholder (those are written to), fills its storage in the same
-    layout (or the copy would free a larger storage early), and the copy is not returned.
+    That is so if the source is no placeholder (those are written to), fills its storage in the same layout
+    (or the copy would free a larger storage early), and the copy is not returned.
 
     Returns:
-        How many copies were dropped.
+        The number of copies that were dropped.
     """
     returned = {
         key for node in graph.output_node().all_input_nodes for key in storages_of(node.meta.get("val"))
@@ -104,10 +84,10 @@ def drop_dead_copies(graph: fx.Graph) -> int:
         copied, original = node.meta.get("val"), source.meta.get("val")
         if not isinstance(copied, torch.Tensor) or not isinstance(original, torch.Tensor):
             continue
-        same = copied.stride() == original.stride() and (
+        is_whole = copied.stride() == original.stride() and (
             copied.untyped_storage().nbytes() >= original.untyped_storage().nbytes()
         )
-        if same and storage_key(copied) not in returned and storage_key(original) not in static:
+        if is_whole and storage_key(copied) not in returned and storage_key(original) not in static:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
             dropped += 1

@@ -20,14 +20,14 @@ class _Propagator(fx.Interpreter):
         self._fake_mode = fake_mode
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """A constant of the graph, as a fake: views of it must share its storage."""
+        """Return a constant of the graph as a fake tensor: views of it must share its storage."""
         constant = super().get_attr(target, args, kwargs)
         if isinstance(constant, torch.Tensor):
             return self._fake_mode.from_tensor(constant, static_shapes=True)
         return constant
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one node and note what it gives."""
+        """Run one node and keep its value."""
         value = super().run_node(n)
         n.meta["val"] = value
         return value
@@ -38,16 +38,17 @@ def propagate_fake_tensors(
 ) -> None:
     """Set ``meta["val"]`` of every node, from scratch.
 
-    Late-bound scalars stand as the number 0.5: shapes and storages do not depend on them.
+    Late-bound scalars are the number 0.5: shapes and storages do not depend on them.
 
     Args:
         graph_module: changed in its metadata only.
-        inputs: what its placeholders are.
-        device: where it is to run.
+        inputs: of its placeholders.
+        device: the device that it is to run on.
     """
     fake_mode = torch_compat.new_fake_mode()
     for node in graph_module.graph.nodes:
         node.meta.pop("val", None)
     with fake_mode, torch.no_grad():
-        arguments = [0.5 if each.spec is None else each.spec.empty(meta_as=device) for each in inputs]
+        specs = [step_input.spec for step_input in inputs]
+        arguments = [0.5 if spec is None else spec.empty(meta_as=device) for spec in specs]
         _Propagator(graph_module, fake_mode).run(*arguments)

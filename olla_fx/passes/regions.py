@@ -1,8 +1,8 @@
-"""Which bytes of which storage a node's value covers, and whether two nodes cover a common one.
+"""Computes which bytes of which storage a node's value covers, and if two nodes share one.
 
 ``gates.chunk(3, 1)`` gives three views of one storage that share no element, so that the first may be
-overwritten while the others are still to be read. Two views are known to be disjoint when, after taking
-away the dimensions that step over a common row length, they lie in different columns of that row.
+overwritten while the others are still to be read. Two views are disjoint if, without the dimensions whose
+strides are multiples of a common row length, they lie in different columns of that row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Region:
 
     Attributes:
         storage: the same number for all regions of one storage.
-        offset_bytes: where the first element lies.
+        offset_bytes: of the first element.
         extents: size and stride in bytes of every dimension with more than one element, and of the
             bytes of one element.
     """
@@ -34,41 +34,41 @@ class Region:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Region:
-        """The region of a tensor that is not empty."""
+        """Return the region of a tensor that is not empty."""
         item = tensor.element_size()
         pairs = zip(tensor.shape, tensor.stride(), strict=True)
         extents = tuple((size, stride * item) for size, stride in pairs if size != 1)
         return cls(storage_key(tensor), int(tensor.storage_offset()) * item, ((item, 1), *extents))
 
     def columns(self, row_bytes: int) -> tuple[int, int] | None:
-        """First and last column, exclusive, within rows of a length; None when it spills over a row's end."""
+        """Return the half-open interval of columns in rows of a length; None if it crosses a row's end."""
         width = 1 + sum((size - 1) * stride for size, stride in self.extents if stride % row_bytes)
         start = self.offset_bytes % row_bytes
         return (start, start + width) if start + width <= row_bytes else None
 
     def overlaps(self, other: Region) -> bool:
-        """Whether the two may have a byte in common; False only when they surely have none."""
+        """Return True if the two may have a byte in common; False only if they surely have none."""
         if self.storage != other.storage:
             return False
         everything = 1 + max(
-            each.offset_bytes + sum((size - 1) * stride for size, stride in each.extents)
-            for each in (self, other)
+            region.offset_bytes + sum((size - 1) * stride for size, stride in region.extents)
+            for region in (self, other)
         )
-        rows = {stride for each in (self, other) for _, stride in each.extents if stride > 1}
+        rows = {stride for region in (self, other) for _, stride in region.extents if stride > 1}
         for row_bytes in (everything, *sorted(rows)):
-            mine, theirs = self.columns(row_bytes), other.columns(row_bytes)
-            if mine and theirs and (mine[1] <= theirs[0] or theirs[1] <= mine[0]):
+            left, right = self.columns(row_bytes), other.columns(row_bytes)
+            if left and right and (left[1] <= right[0] or right[1] <= left[0]):
                 return False
         return True
 
 
 def has_known_elements(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether a node's value is a tensor of fixed size that is not empty."""
+    """Return True if a node's value is a tensor of fixed size that is not empty."""
     return isinstance(value, torch.Tensor) and type(value.numel()) is int and value.numel() > 0
 
 
 class Regions:
-    """The regions of a graph's nodes, and who reads them, kept up while results move into others' places."""
+    """The regions of a graph's nodes and their readers, kept up to date as results move into arguments."""
 
     def __init__(self, graph: fx.Graph) -> None:
         """Read them off the fake values of a propagated graph."""
@@ -86,9 +86,9 @@ class Regions:
             self._kept.update(region.storage for region in self.of(node))
 
     def of(self, node: fx.Node) -> list[Region]:
-        """The regions of a node's tensors, each in its present storage.
+        """Return the regions of a node's tensors, each in its present storage.
 
-        Empty ones have none, nor those of unknown size, which the dataflow refuses.
+        Empty tensors have none, nor have those of unknown size, which the dataflow refuses.
         """
         leaves = pytree.tree_leaves(node.meta.get("val"))
         return [self._present(Region.of(leaf)) for leaf in leaves if has_known_elements(leaf)]
@@ -101,21 +101,21 @@ class Regions:
         return Region(storage, offset_bytes, region.extents)
 
     def is_kept(self, node: fx.Node) -> bool:
-        """Whether a node lies in a storage of the caller's, or in one that is returned."""
+        """Return True if a node lies in a storage of the caller's, or in one that is returned."""
         return any(region.storage in self._kept for region in self.of(node))
 
     def readers(self, region: Region) -> set[fx.Node]:
-        """The operators that read or write a byte of a region, through any view of it."""
+        """Return the operators that read or write a byte of a region, through any view of it."""
         return {
             user
             for node in self._nodes.get(region.storage, ())
-            if any(each.overlaps(region) for each in self.of(node))
+            if any(part.overlaps(region) for part in self.of(node))
             for user in node.users
             if not is_free(user)
         }
 
     def move(self, node: fx.Node, target: fx.Node) -> None:
-        """Note that a node's result now lies where ``target`` lies: each is one tensor, of equal strides."""
+        """Note that a node's one tensor now lies where ``target``'s does; both have the same strides."""
         (source,), (place,) = self.of(node), self.of(target)
         self._moved[source.storage] = place.storage, place.offset_bytes - source.offset_bytes
         self._nodes.setdefault(place.storage, []).extend(self._nodes.pop(source.storage))

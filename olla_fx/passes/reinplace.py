@@ -1,4 +1,4 @@
-"""Operators that work in place: where eager does so, and where nobody could tell.
+"""Turns operators into their in-place forms: if eager does so, and if nobody could tell.
 
 Functionalisation gives each result a storage of its own. ``ReLU(inplace=True)``, ``x += shortcut`` and
 the gates of a recurrent cell then hold an activation twice that eager holds once. Two rules undo it:
@@ -7,8 +7,8 @@ the gates of a recurrent cell then hold an activation twice that eager holds onc
   else, or only by operators that it waits for anyway (in-place operation, sublinear memory §3). No order
   of the graph needs more memory for it: at the operator, the old and the new value would both be alive.
 * ``copy(x, op(x, ..))``, which capture leaves where eager works in place on a tensor with gaps
-  (:mod:`olla_fx.capture.eager_numerics`), becomes ``op_(x, ..)`` where no reader of the old value follows,
-  and else a copy into a new tensor of the same strides.
+  (:mod:`olla_fx.capture.eager_numerics`), becomes ``op_(x, ..)`` if no reader of the old value follows,
+  else a copy into a new tensor of the same strides.
 
 The in-place and ``out=`` forms of an operator run the kernel of the functional form over memory in the
 same way, so that the bits are the same.
@@ -46,7 +46,7 @@ def reinplace(graph: fx.Graph) -> int:
         graph: propagated with fake tensors; changed. Its metadata is out of date afterwards.
 
     Returns:
-        How many operators now work in place.
+        The number of operators that now work in place.
     """
     regions = Regions(graph)
     ancestors = _ancestors(graph)
@@ -57,19 +57,19 @@ def reinplace(graph: fx.Graph) -> int:
         if node.target is aten.copy.default:
             count += _reinplace_copy(node, regions)
         elif is_element_wise(node.target) and not draws_random_numbers(node):
-            place = _place_for(node, regions, ancestors)
-            if place is not None:
-                regions.move(node, place)
-                write_over(node, place)
+            target = _target_for(node, regions, ancestors)
+            if target is not None:
+                regions.move(node, target)
+                write_over(node, target)
                 count += 1
     return count
 
 
-def _place_for(node: fx.Node, regions: Regions, ancestors: Mapping[fx.Node, int]) -> fx.Node | None:
-    """The first argument whose storage can become the result's, at no cost in any order."""
+def _target_for(node: fx.Node, regions: Regions, ancestors: Mapping[fx.Node, int]) -> fx.Node | None:
+    """Return the first argument whose storage can become the result's, at no cost in any order."""
     for argument in node.all_input_nodes:
-        twin = in_place_form(node.target) if argument is node.args[0] else None
-        if (twin or out_form(node.target)) and _may_share(node, argument, regions, ancestors):
+        in_place = in_place_form(node.target) if argument is node.args[0] else None
+        if (in_place or out_form(node.target)) and _may_share(node, argument, regions, ancestors):
             return argument
     return None
 
@@ -80,68 +80,69 @@ def _may_share(node: fx.Node, target: fx.Node, regions: Regions, ancestors: Mapp
     if regions.is_kept(node) or not _may_overwrite(node, target, regions):
         return False
     (region,) = regions.of(target)
-    others = regions.readers(region) - {node}
-    return all(ancestors[node] >> regions.position[other] & 1 for other in others)
+    readers = regions.readers(region) - {node}
+    return all(ancestors[node] >> regions.position[reader] & 1 for reader in readers)
 
 
 def _same_layout(node: fx.Node, target: fx.Node) -> bool:
-    """Whether result and argument have the same shape, type and strides, and fill their storages."""
-    made, given = node.meta.get("val"), target.meta.get("val")
-    if not has_known_elements(made) or not has_known_elements(given):
+    """Return True if both have the same shape, type and strides, and fill their storages."""
+    result, old = node.meta.get("val"), target.meta.get("val")
+    if not has_known_elements(result) or not has_known_elements(old):
         return False
-    same = made.shape == given.shape and made.dtype == given.dtype and made.stride() == given.stride()
-    size_bytes = made.numel() * made.element_size()
-    filled = made.untyped_storage().nbytes() == given.untyped_storage().nbytes() == size_bytes
-    return same and filled and not made.is_complex()
+    same = result.shape == old.shape and result.dtype == old.dtype and result.stride() == old.stride()
+    size_bytes = result.numel() * result.element_size()
+    filled = result.untyped_storage().nbytes() == old.untyped_storage().nbytes() == size_bytes
+    return same and filled and not result.is_complex()
 
 
 def _arguments_agree(node: fx.Node, target: fx.Node) -> bool:
-    """Whether all arguments of the result's shape lie in memory like ``target``, but for spread-out ones.
+    """Return True if all arguments of the result's shape have the strides of ``target``, or are expanded.
 
-    Where they do not, the layout of a fake result is not always that of a real one (``elu_backward``).
+    If they do not, the layout of a fake result is not always that of a real one (``elu_backward``).
     """
 
-    def steps(value: torch.Tensor) -> list[int]:
+    def strides(value: torch.Tensor) -> list[int]:
         pairs = zip(value.shape, value.stride(), strict=True)
         return [stride for size, stride in pairs if size != 1]
 
-    wanted = target.meta["val"]
-    values = [each.meta.get("val") for each in node.all_input_nodes]
-    alike = [each for each in values if has_known_elements(each) and each.shape == wanted.shape]
-    return all(steps(each) == steps(wanted) or 0 in steps(each) for each in alike)
+    old = target.meta["val"]
+    values = [argument.meta.get("val") for argument in node.all_input_nodes]
+    of_shape = [value for value in values if has_known_elements(value) and value.shape == old.shape]
+    return all(strides(value) == strides(old) or 0 in strides(value) for value in of_shape)
 
 
 def _may_overwrite(node: fx.Node, target: fx.Node, regions: Regions, until: fx.Node | None = None) -> bool:
-    """Whether ``node`` may write to ``target`` where it stands.
+    """Return True if ``node`` may write to ``target`` in its place in the graph.
 
-    Nobody reads the old value later, except ``until``, and the node itself reads it in no other way.
+    That is so if nobody reads the old value later, except ``until``, and the node itself reads it in no
+    other way.
     """
     if regions.is_kept(target):
         return False
     (region,) = regions.of(target)
     readers = regions.readers(region) - {until}
-    if any(regions.position[each] > regions.position[node] for each in readers):
+    if any(regions.position[reader] > regions.position[node] for reader in readers):
         return False
-    met = [
-        each
+    overlapping = [
+        argument_region
         for leaf in pytree.tree_leaves((node.args, node.kwargs))
         if isinstance(leaf, fx.Node) and leaf is not target
-        for each in regions.of(leaf)
-        if each.overlaps(region)
+        for argument_region in regions.of(leaf)
+        if argument_region.overlaps(region)
     ]
-    return not met or (is_element_wise(node.target) and all(each == region for each in met))
+    return all(is_element_wise(node.target) and other == region for other in overlapping)
 
 
-def _reinplace_copy(copy: fx.Node, regions: Regions) -> int:
-    """Make ``copy(target, value)`` what eager did: an operator in place, or a write to ``target``."""
+def _reinplace_copy(copy: fx.Node, regions: Regions) -> bool:
+    """Make ``copy(target, value)`` what eager did: an operator in place (True), or a write to ``target``."""
     target, value = copy.args[0], copy.args[1]
     if not isinstance(target, fx.Node) or not isinstance(value, fx.Node) or not regions.of(target):
-        return 0
-    same = _same_kind(copy, value)
-    if same and all(user.target in _COPIES and user.args[1] is copy for user in copy.users):
+        return False
+    only_copied = all(user.target in _COPIES and user.args[1] is copy for user in copy.users)
+    if only_copied and _same_kind(copy, value):
         copy.replace_all_uses_with(value)
         copy.graph.erase_node(copy)
-        return 0
+        return False
     returned = regions.is_kept(copy)
     fused = not returned and _is_value_of_target(copy, target, value)
     if fused and _may_overwrite(value, target, regions, until=copy):
@@ -150,23 +151,23 @@ def _reinplace_copy(copy: fx.Node, regions: Regions) -> int:
         copy.graph.erase_node(copy)
         regions.move(value, target)
         write_over(value, target)
-        return 1
+        return True
     if not returned and _may_overwrite(copy, target, regions):
         regions.move(copy, target)
     else:
         _copy_into_new_tensor(copy, regions)
     copy.target = aten.copy_.default
-    return 0
+    return False
 
 
 def _same_kind(copy: fx.Node, value: fx.Node) -> bool:
-    """Whether a copy neither broadcasts nor converts what it copies."""
-    made, given = copy.meta["val"], value.meta["val"]
-    return bool(made.shape == given.shape and made.dtype == given.dtype)
+    """Return True if a copy neither broadcasts nor converts."""
+    copied, original = copy.meta["val"], value.meta["val"]
+    return bool(copied.shape == original.shape and copied.dtype == original.dtype)
 
 
 def _is_value_of_target(copy: fx.Node, target: fx.Node, value: fx.Node) -> bool:
-    """Whether a copied value is an element-wise operator on ``target`` first of all, and only copied."""
+    """Return True if a copied value is an element-wise operator, first on ``target``, and only copied."""
     return (
         is_element_wise(value.target)
         and not draws_random_numbers(value)
@@ -179,20 +180,20 @@ def _is_value_of_target(copy: fx.Node, target: fx.Node, value: fx.Node) -> bool:
 
 
 def _copy_into_new_tensor(copy: fx.Node, regions: Regions) -> None:
-    wanted = copy.meta["val"]
+    value = copy.meta["val"]
     with copy.graph.inserting_before(copy):
-        place = copy.graph.call_function(
-            aten.new_empty_strided.default, (copy.args[0], list(wanted.shape), list(wanted.stride()))
+        target = copy.graph.call_function(
+            aten.new_empty_strided.default, (copy.args[0], list(value.shape), list(value.stride()))
         )
-    regions.add(place, wanted, regions.position[copy])
-    copy.update_arg(0, place)
+    regions.add(target, value, regions.position[copy])
+    copy.update_arg(0, target)
 
 
 def _ancestors(graph: fx.Graph) -> dict[fx.Node, int]:
-    """For each node, the set of positions of all nodes that it waits for, as the bits of a number."""
-    found: dict[fx.Node, int] = {}
+    """Return for each node the positions of its ancestors, as the bits of a number."""
+    ancestors: dict[fx.Node, int] = {}
     for index, node in enumerate(graph.nodes):
-        found[node] = 1 << index
+        ancestors[node] = 1 << index
         for source in node.all_input_nodes:
-            found[node] |= found[source]
-    return found
+            ancestors[node] |= ancestors[source]
+    return ancestors

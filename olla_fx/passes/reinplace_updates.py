@@ -1,7 +1,7 @@
-"""Weight updates that write straight into their static array.
+"""Turns weight updates into operators that write straight into their static arrays.
 
 A captured update reads ``copy_(p, addcdiv(mul(p, a), m, d))``: the new value is a parameter-sized
-temporary that is copied over the old one. Where the value is a chain of operators that starts at ``p``
+temporary that is copied over the old one. If the value is a chain of operators that starts at ``p``
 itself and each has an in-place form (or, being element-wise, an ``out=`` form), the chain becomes
 ``addcdiv_(mul_(p, a), m, d)`` and the copy disappears. The in-place forms give the same bits; complex
 numbers, for which ``addcmul`` does not, are left alone.
@@ -24,13 +24,13 @@ from olla_fx.torch_compat import pytree, storage_key
 
 aten = torch.ops.aten
 _STATISTICS = 3, 4
-"""Where batch norms take the running mean and variance."""
+"""Positions of the running mean and variance among the arguments of batch norms."""
 
 _BATCH_NORMS = {
     aten._native_batch_norm_legit_functional.default: (aten._native_batch_norm_legit.default, (3, 4)),
     aten._batch_norm_with_update_functional.default: (aten._batch_norm_with_update.default, (4, 5)),
 }
-"""Functional batch norms: the form that writes the statistics, and where they are among the results."""
+"""Functional batch norms: the form that writes the statistics, and their positions among the results."""
 _ELEMENT_WISE_WITHOUT_TAG = frozenset(
     {
         aten.hardswish.default,
@@ -67,35 +67,35 @@ def reinplace_updates(graph: fx.Graph) -> tuple[str, ...]:
 
 
 def in_place_form(target: object) -> torch_compat.OpOverload | None:
-    """The in-place twin of an operator: same arguments, first one written to; None without one."""
+    """Return the in-place form of an operator: same arguments, first one written to; None without one."""
     if not isinstance(target, torch_compat.OpOverload) or target.namespace != "aten":
         return None
     packet = getattr(aten, f"{target._schema.name.removeprefix('aten::')}_", None)
-    twin = getattr(packet, target._overloadname, None)
-    if not isinstance(twin, torch_compat.OpOverload):
+    form = getattr(packet, target._overloadname, None)
+    if not isinstance(form, torch_compat.OpOverload):
         return None
-    twin_arguments = twin._schema.arguments
-    writes = twin_arguments[0].alias_info is not None and twin_arguments[0].alias_info.is_write
-    return twin if writes and _signature(twin_arguments) == _signature(target._schema.arguments) else None
+    arguments = form._schema.arguments
+    writes = arguments[0].alias_info is not None and arguments[0].alias_info.is_write
+    return form if writes and _signature(arguments) == _signature(target._schema.arguments) else None
 
 
 def out_form(target: object) -> torch_compat.OpOverload | None:
-    """The ``out=`` twin of an element-wise operator; only one with a kernel that writes there itself."""
+    """Return the ``out=`` form of an element-wise operator if it has a kernel that writes there itself."""
     if not is_element_wise(target):
         return None
-    packet, wanted = target.overloadpacket, _signature(target._schema.arguments)  # type: ignore[attr-defined]
+    packet, signature = target.overloadpacket, _signature(target._schema.arguments)  # type: ignore[attr-defined]
     for name in packet.overloads():
-        twin: torch_compat.OpOverload = getattr(packet, name)
-        arguments = twin._schema.arguments
+        form: torch_compat.OpOverload = getattr(packet, name)
+        arguments = form._schema.arguments
         # The generated forms compute into a new tensor and copy it.
-        if arguments and arguments[-1].is_out and torch.Tag.generated not in twin.tags:
-            if _signature(arguments[:-1]) == wanted:
-                return twin
+        if arguments and arguments[-1].is_out and torch.Tag.generated not in form.tags:
+            if _signature(arguments[:-1]) == signature:
+                return form
     return None
 
 
 def is_element_wise(target: object) -> bool:
-    """Whether each element of an operator's one result depends on the same elements of its arguments."""
+    """Return True if each element of the one result depends on the same elements of the arguments only."""
     return isinstance(target, torch_compat.OpOverload) and (
         torch.Tag.pointwise in target.tags or target in _ELEMENT_WISE_WITHOUT_TAG
     )
@@ -107,9 +107,9 @@ def _signature(arguments: Sequence[Any]) -> list[tuple[str, str]]:
 
 def write_over(node: fx.Node, argument: Any) -> None:
     """Let an operator with an in-place or ``out=`` form write its result over one of its arguments."""
-    twin = in_place_form(node.target)
-    if twin is not None and argument is node.args[0]:
-        node.target = twin
+    in_place = in_place_form(node.target)
+    if in_place is not None and argument is node.args[0]:
+        node.target = in_place
         return
     form = out_form(node.target)
     if form is None:
@@ -119,7 +119,7 @@ def write_over(node: fx.Node, argument: Any) -> None:
 
 
 def _trailing_copies(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Placeholder → the ``copy_`` that updates it; those updated once only."""
+    """Return for each placeholder that is updated once the ``copy_`` that does so."""
     copies: dict[fx.Node, fx.Node] = {}
     repeated: set[fx.Node] = set()
     for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
@@ -132,7 +132,7 @@ def _trailing_copies(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 
 def _chain_from(target: fx.Node, value: object, graph: fx.Graph) -> list[fx.Node] | None:
-    """The operators that lead from ``target`` to ``value``, first to last, if all may be in place."""
+    """Return the operators that lead from ``target`` to ``value``, in order, if all may be in place."""
     chain: list[fx.Node] = []
     position = {node: index for index, node in enumerate(graph.nodes)}
     node = value
@@ -152,26 +152,26 @@ def _chain_from(target: fx.Node, value: object, graph: fx.Graph) -> list[fx.Node
 
 
 def _fits(node: fx.Node, previous: fx.Node, target: fx.Node) -> bool:
-    """Whether a link's result has the target's shape, type and layout, and aliases nothing else."""
-    wanted, made = target.meta["val"], node.meta.get("val")
-    if not isinstance(made, torch.Tensor) or made.is_complex():
+    """Return True if a link's result has the target's shape, type and layout, and aliases nothing else."""
+    old, new = target.meta["val"], node.meta.get("val")
+    if not isinstance(new, torch.Tensor) or new.is_complex():
         return False
-    same = made.shape == wanted.shape and made.dtype == wanted.dtype and made.stride() == wanted.stride()
+    same = new.shape == old.shape and new.dtype == old.dtype and new.stride() == old.stride()
     if _mentions(node, previous) > 1 and torch.Tag.pointwise not in node.target.tags:  # type: ignore[union-attr]
         return False
-    own = {storage_key(wanted), *storages_of(previous.meta.get("val"))}
-    others = [each for each in node.all_input_nodes if each is not previous]
-    return same and not any(key in own for each in others for key in storages_of(each.meta.get("val")))
+    storages = {storage_key(old), *storages_of(previous.meta.get("val"))}
+    others = [argument for argument in node.all_input_nodes if argument is not previous]
+    return same and not any(key in storages for other in others for key in storages_of(other.meta.get("val")))
 
 
 def _mentions(node: fx.Node, argument: fx.Node) -> int:
-    """How often a node stands among another's arguments."""
+    """Count how often a node is an argument of another."""
     return sum(leaf is argument for leaf in pytree.tree_leaves((node.args, node.kwargs)))
 
 
 def _last_reader(node: fx.Node, previous: fx.Node, target: fx.Node, position: Mapping[fx.Node, int]) -> bool:
-    """Whether every other reader of the old value, through any view, stands before ``node``."""
-    readers = {user for each in _views_of(previous) for user in each.users} - {node}
+    """Return True if every other reader of the old value, through any view, comes before ``node``."""
+    readers = {user for view in _views_of(previous) for user in view.users} - {node}
     return all(
         position[user] < position[node] or (user.target is aten.copy_.default and user.args[0] is target)
         for user in readers
@@ -179,38 +179,38 @@ def _last_reader(node: fx.Node, previous: fx.Node, target: fx.Node, position: Ma
 
 
 def _views_of(node: fx.Node) -> list[fx.Node]:
-    """A node and all nodes that look into its storage."""
+    """Return a node and all views of its storage."""
     keys = {key for key in storages_of(node.meta.get("val")) if key is not None}
-    found, pending = [node], [node]
+    views, pending = [node], [node]
     while pending:
         for user in pending.pop().users:
-            if user not in found and keys & set(storages_of(user.meta.get("val"))):
-                found.append(user)
+            if user not in views and keys & set(storages_of(user.meta.get("val"))):
+                views.append(user)
                 pending.append(user)
-    return found
+    return views
 
 
 def _update_batch_norms(graph: fx.Graph, copies: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
-    """Let batch normalisations write their running statistics in place; returns the statistics."""
-    done: list[fx.Node] = []
-    for node in [each for each in graph.nodes if each.target in _BATCH_NORMS]:
+    """Let batch normalisations write their running statistics in place; return the statistics."""
+    updated: list[fx.Node] = []
+    for node in [node for node in graph.nodes if node.target in _BATCH_NORMS]:
         in_place, results = _BATCH_NORMS[node.target]
         statistics = [node.args[index] for index in _STATISTICS]
         updates = [_result(node, index) for index in results]
-        if any(each not in copies for each in statistics):
+        if any(statistic not in copies for statistic in statistics):
             continue
-        position = {each: index for index, each in enumerate(graph.nodes)}
-        ends = [copies[each] for each in statistics]
-        last = all(_last_reader(node, each, each, position) for each in statistics)
-        if last and all(end.args[1] is update for end, update in zip(ends, updates, strict=True)):
+        position = {other: index for index, other in enumerate(graph.nodes)}
+        writes = [copies[statistic] for statistic in statistics]
+        last = all(_last_reader(node, statistic, statistic, position) for statistic in statistics)
+        if last and all(write.args[1] is update for write, update in zip(writes, updates, strict=True)):
             node.target = in_place
-            for statistic, end, update in zip(statistics, ends, updates, strict=True):
-                graph.erase_node(end)
+            for statistic, write, update in zip(statistics, writes, updates, strict=True):
+                graph.erase_node(write)
                 if update is not None:
                     update.replace_all_uses_with(statistic)
                     graph.erase_node(update)
-                done.append(statistic)
-    return done
+            updated.extend(statistics)
+    return updated
 
 
 def _result(node: fx.Node, index: int) -> fx.Node | None:

@@ -1,4 +1,4 @@
-"""Plans and runs for people: tables, plots, snapshots."""
+"""Shows plans and runs to people: tables, plots, snapshots."""
 
 from olla_fx.report.table import format_bytes, format_table
 

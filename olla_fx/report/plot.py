@@ -1,14 +1,13 @@
-"""A plan as a picture: time to the right, offsets upwards, one rectangle an array."""
+"""Draws a plan: time to the right, offsets upwards, one rectangle an array."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from olla_fx.report.spans import placed_spans
+from olla_fx.report.table import MIB
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.problem import Problem
-
-MIB = 2**20
 
 
 def plot_plan(problem: Problem, plan: MemoryPlan, path: str | Path) -> None:
@@ -20,7 +19,7 @@ def plot_plan(problem: Problem, plan: MemoryPlan, path: str | Path) -> None:
         path: its suffix chooses the format.
 
     Raises:
-        ImportError: when matplotlib is not installed.
+        ImportError: if matplotlib is not installed.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

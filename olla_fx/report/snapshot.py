@@ -1,7 +1,7 @@
-"""A plan as a memory snapshot: the file format of ``torch.cuda.memory._dump_snapshot``.
+"""Writes a plan as a memory snapshot, in the file format of ``torch.cuda.memory._dump_snapshot``.
 
-PyTorch's memory viewer replays a list of allocations and frees inside one segment. A planned step gives
-exactly that: the segment is the buffer, and every array comes and goes at its offset.
+PyTorch's memory viewer replays a list of allocations and frees inside one segment. For a planned step the
+segment is the buffer, in which every array is allocated and freed at its offset.
 """
 
 from __future__ import annotations

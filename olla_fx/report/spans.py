@@ -1,4 +1,4 @@
-"""The rectangles of a plan: every array and workspace with its lifetime and its offset."""
+"""Computes the rectangles of a plan: every array and workspace with its lifetime and its offset."""
 
 from __future__ import annotations
 

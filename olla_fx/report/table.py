@@ -1,4 +1,4 @@
-"""Plain-text tables; every figure with its unit, a MiB being 2**20 bytes."""
+"""Formats plain-text tables; every figure with its unit, a MiB being 2**20 bytes."""
 
 from __future__ import annotations
 

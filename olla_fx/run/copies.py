@@ -1,4 +1,4 @@
-"""Copies of values that may lie in one storage."""
+"""Copies values that may share a storage."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from olla_fx import torch_compat
 
 
 def copies_of(values: Sequence[Any]) -> list[Any]:
-    """Copies of all tensors, those in one storage together; other values as they are."""
-    tensors = [each for each in values if isinstance(each, torch.Tensor)]
-    storages = {torch_compat.storage_key(each): each.untyped_storage() for each in tensors}
+    """Copy all tensors, those in one storage together; return other values as they are."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    storages = {torch_compat.storage_key(tensor): tensor.untyped_storage() for tensor in tensors}
     copied = {key: storage.clone() for key, storage in storages.items()}  # type: ignore[no-untyped-call]
     return [
-        each.new_empty(0).set_(
-            copied[torch_compat.storage_key(each)], each.storage_offset(), each.shape, each.stride()
+        value.new_empty(0).set_(
+            copied[torch_compat.storage_key(value)], value.storage_offset(), value.shape, value.stride()
         )
-        if isinstance(each, torch.Tensor)
-        else each
-        for each in values
+        if isinstance(value, torch.Tensor)
+        else value
+        for value in values
     ]

@@ -1,10 +1,10 @@
-"""A planned step as one CUDA graph.
+"""Runs a planned step as one CUDA graph.
 
 In its buffer a step works on the same addresses every time, so that its kernels can be captured once and
 launched together. What is not in the buffer must keep its address, too: inputs are copied into slots of the
-graph's own, results out of them; parameters, buffers and optimizer state are used where they are, and a
-graph is captured anew when one of them has moved. Numbers are baked into a graph: it is captured anew when a
-learning rate has changed, a few times, after which the step runs without a graph and says why.
+graph's own, results out of them; parameters, buffers and optimizer state are used at their addresses, and a
+graph is captured anew if one of them has moved. Numbers are baked into a graph: it is captured anew if a
+learning rate has changed, a few times, after which the step runs without a graph and warns why.
 
 The first settled step runs on the stream that is to be captured, because libraries allocate when they first
 work on a stream.
@@ -33,19 +33,19 @@ from olla_fx.run.persistent import allocate_library_workspaces
 from olla_fx.run.shared_buffer import Lease
 
 MOST_CAPTURES = 8
-"""A step whose numbers or addresses change so often runs without a graph."""
+"""The number of captures after which a step with other numbers or addresses runs without a graph."""
 
 
 def check_graph_request(request: StepRequest, device: torch.device) -> None:
     """Refuse what no CUDA graph can hold.
 
     Args:
-        request: what is to be planned.
-        device: where.
+        request: the step to plan.
+        device: of model and inputs.
 
     Raises:
-        CaptureError: outside of CUDA, and for the caller's own loop.
-        UnsupportedOptimizerError: for an optimizer that counts its steps on the host.
+        CaptureError: if the device is not CUDA, or the caller runs the loop.
+        UnsupportedOptimizerError: if the optimizer counts its steps on the host.
     """
     if device.type != "cuda":
         raise CaptureError(f"cuda_graph=True needs model and inputs on a CUDA device; they are on {device}")
@@ -76,14 +76,14 @@ def check_graph_request(request: StepRequest, device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class _Captured:
-    """A graph, and what it is valid for.
+    """A graph, and the inputs that it is valid for.
 
     Attributes:
         graph: launches all kernels of a step.
-        arena: served the captured step; once it is gone, so may be its buffer.
+        arena: served the captured step; without it the buffer may be gone.
         slots: for each placeholder that is an example, the graph's own tensor.
         addresses: of all other tensors.
-        numbers: what was baked.
+        numbers: baked into the graph.
         results: the graph's own.
     """
 
@@ -96,46 +96,34 @@ class _Captured:
 
 
 class GraphedStep:
-    """Runs one planned step, as a graph as soon and as long as that is possible.
+    """Runs one planned step, by a graph if possible.
 
     Attributes:
-        fallback: why steps run without a graph; None as long as they may.
-        captures: how many graphs were captured.
-        replays: how many steps were replayed.
+        fallback: the reason why steps run without a graph; None if there is none.
+        captures: the number of captured graphs.
+        replays: the number of replayed steps.
     """
 
     def __init__(self, captured: CapturedStep, executor: Executor) -> None:
-        """Prepare; captures nothing yet.
+        """Start without a graph.
 
         Args:
             captured: the step.
-            executor: runs it as long as there is no graph.
+            executor: runs it without a graph.
         """
         self._executor = executor
         self._device = captured.device
-        self._examples = [index for index, each in enumerate(captured.inputs) if each.role is Role.EXAMPLE]
+        inputs = list(enumerate(captured.inputs))
+        self._numbers = [index for index, value in inputs if value.spec is None]
+        self._examples = [index for index, value in inputs if value.role is Role.EXAMPLE]
         self._tensors = [
-            index
-            for index, each in enumerate(captured.inputs)
-            if each.spec is not None and each.role is not Role.EXAMPLE
+            index for index, value in inputs if value.spec is not None and value.role is not Role.EXAMPLE
         ]
-        self._numbers = [index for index, each in enumerate(captured.inputs) if each.spec is None]
         self._stream: torch.cuda.Stream | None = None
         self._captured: _Captured | None = None
-        self.fallback = self._impossible(captured)
+        self.fallback = _fallback_reason(captured)
         self.captures = 0
         self.replays = 0
-
-    def _impossible(self, captured: CapturedStep) -> str | None:
-        for index in captured.written:
-            each = captured.inputs[index]
-            if each.role is Role.EXAMPLE:
-                return f"the step writes to its input {each.name}"
-        for each in captured.inputs:
-            if each.spec is not None and each.spec.device.type != "cuda":
-                where = each.spec.device
-                return f"{each.role} {each.name} is on the {where}, and a graph would hold on to its value"
-        return None
 
     def run(self, lease: Lease | None, values: Sequence[Any]) -> Any:
         """Run a step.
@@ -147,8 +135,8 @@ class GraphedStep:
         Returns:
             The results; of a replayed step copies, which the next one leaves alone.
         """
-        impossible = self.fallback is not None or lease is None or not self._executor.is_settled
-        if impossible or lease is None or torch_compat.captures_current_stream():
+        may_use_graph = self.fallback is None and self._executor.is_settled
+        if not may_use_graph or lease is None or torch_compat.captures_current_stream():
             return self._executor.start(lease).run_phase(0, values)
         if self._stream is None:
             return self._run_on_stream(lease, values)
@@ -161,7 +149,7 @@ class GraphedStep:
             lease.release()
 
     def _run_on_stream(self, lease: Lease, values: Sequence[Any]) -> Any:
-        """A step without a graph, on the stream that the graph will be captured from."""
+        """Run a step without a graph, on the stream that the graph will be captured from."""
         stream = _capture_stream(self._device)
         outer = torch.cuda.current_stream(self._device)
         stream.wait_stream(outer)
@@ -169,21 +157,21 @@ class GraphedStep:
             results = self._executor.start(lease).run_phase(0, values)
         outer.wait_stream(stream)
         self._stream = stream
-        for each in results:
-            if isinstance(each, torch.Tensor) and each.is_cuda:
-                each.record_stream(outer)
+        for result in results:
+            if isinstance(result, torch.Tensor) and result.is_cuda:
+                result.record_stream(outer)
         return results
 
     def _fits(self, values: Sequence[Any]) -> bool:
-        """Whether the graph that there is does what a step with these values would do."""
-        present = self._captured
-        arena = None if present is None else present.arena()
+        """Return True if the captured graph does what a step with these values would do."""
+        captured = self._captured
+        arena = None if captured is None else captured.arena()
         return (
-            present is not None
+            captured is not None
             and arena is not None
             and self._executor.uses(arena)
-            and present.numbers == self._numbers_of(values)
-            and present.addresses == self._addresses_of(values)
+            and captured.numbers == self._numbers_of(values)
+            and captured.addresses == self._addresses_of(values)
         )
 
     def _numbers_of(self, values: Sequence[Any]) -> tuple[float, ...]:
@@ -193,7 +181,7 @@ class GraphedStep:
         return tuple(values[index].data_ptr() for index in self._tensors)
 
     def _capture(self, stream: torch.cuda.Stream, values: Sequence[Any]) -> _Captured | None:
-        """Capture a graph; None, with the reason in ``fallback``, where that fails."""
+        """Capture a graph; return None, with the reason in ``fallback``, if that fails."""
         self._captured = None
         if self.captures >= MOST_CAPTURES:
             self._fall_back(
@@ -204,16 +192,16 @@ class GraphedStep:
         # Slots are written in later calls, whatever modes are on then.
         with torch.inference_mode(False):
             slots = {index: torch.empty_like(values[index]) for index in self._examples}
-        given = [slots.get(index, value) for index, value in enumerate(values)]
+        graph_inputs = [slots.get(index, value) for index, value in enumerate(values)]
         with torch.cuda.stream(stream):
-            # This thread may be another than the one whose step ran on the stream.
+            # Another thread's step may have run on the stream.
             allocate_library_workspaces(self._device)
         graph = torch.cuda.CUDAGraph()
-        # A run that raises gives its lease back; the caller's is to last.
+        # A run that raises gives its lease back; the caller's must last.
         run = self._executor.start(_lease_of_nothing())
         try:
             with torch_compat.capturing(graph, stream):
-                results = run.run_phase(0, given, last=False)
+                results = run.run_phase(0, graph_inputs, last=False)
         except RuntimeError as error:
             self._fall_back(f"capturing failed: {_cause_of(error)}")
             return None
@@ -241,14 +229,26 @@ class GraphedStep:
         return copies_of(captured.results)
 
 
+def _fallback_reason(captured: CapturedStep) -> str | None:
+    """Return why no graph can hold a step; None if one can."""
+    for index in captured.written:
+        if captured.inputs[index].role is Role.EXAMPLE:
+            return f"the step writes to its input {captured.inputs[index].name}"
+    for step_input in captured.inputs:
+        name, spec = step_input.name, step_input.spec
+        if spec is not None and spec.device.type != "cuda":
+            return f"{step_input.role} {name} is on the {spec.device}, and a graph would hold on to its value"
+    return None
+
+
 @functools.cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all graphs of a device: libraries keep a workspace for each stream that they worked on."""
+    """Return one stream for all graphs of a device: libraries keep a workspace for each stream they used."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _cause_of(error: RuntimeError) -> str:
-    """What made a capture fail; its end says only that something did.
+    """Return the error that made a capture fail; the capture's end says only that something did.
 
     Not in the frame that the error was raised in: that would keep alive what was in the buffer.
     """
@@ -257,7 +257,7 @@ def _cause_of(error: RuntimeError) -> str:
 
 
 def _lease_of_nothing() -> Lease:
-    """For a run within another one's lease."""
+    """Return a lease for a run within another one's lease."""
     lock = threading.Lock()
     lock.acquire()
     return Lease(lock)

@@ -1,4 +1,4 @@
-"""Memory that CUDA's libraries keep for good, allocated before a planned region.
+"""Allocates the memory that CUDA's libraries keep for good, before a planned region.
 
 cuBLAS and cuBLASLt get a workspace for each thread and stream at their first product there, and keep it. In a
 region that request would be taken for one of the operator's; it would not come again in the next step.
@@ -14,18 +14,18 @@ _prepared = threading.local()
 
 
 def allocate_library_workspaces(device: torch.device) -> None:
-    """Let the libraries allocate what this thread and stream has not got yet; does nothing later on.
+    """Let the libraries allocate the workspaces of this thread and stream, once.
 
     Args:
-        device: where a region is to run; nothing is to be done outside of CUDA.
+        device: that a region is to run on; without CUDA nothing is done.
     """
     if device.type != "cuda":
         return
-    where = device, torch.cuda.current_stream(device).cuda_stream
+    key = device, torch.cuda.current_stream(device).cuda_stream
     seen: set[tuple[torch.device, int]] = _prepared.__dict__.setdefault("seen", set())
-    if where in seen:
+    if key in seen:
         return
-    seen.add(where)
+    seen.add(key)
     with torch.no_grad(), torch.autocast("cuda", enabled=False):
         square = torch.zeros(16, 16, device=device)
         # A plain product takes cuBLAS, one with a bias cuBLASLt.

@@ -1,4 +1,4 @@
-"""Copies and pickles of planned modules: they take over all but what they make for themselves."""
+"""Chooses what copies and pickles of planned modules take over: all but what they make for themselves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def refuse_unnamed(loss_fn: object) -> None:
     """Refuse a loss that pickle could not find again by its name.
 
     Raises:
-        NotPicklableError: naming it.
+        NotPicklableError: if it is such a one; names it.
     """
     if isinstance(loss_fn, types.FunctionType):
         named: object = sys.modules.get(loss_fn.__module__)

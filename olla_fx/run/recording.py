@@ -1,9 +1,9 @@
-"""From a recorded run to workspaces, and from a plan to the requests that the arena serves.
+"""Reads workspaces off a recorded run, and lists the requests that the arena is to serve.
 
-A recorded request is one of four things. The block that a returned tensor lives in is that *array*'s,
-decided by data pointers, never by sequence. What is freed inside its own operator is *workspace*. What
-outlives its operator without being an array is *persistent* (a library's cache) and never placed. The
-rest is the arrays that the caller gets.
+A recorded request is one of four kinds. The block that a returned tensor lives in is that *array*'s,
+decided by data pointers, never by sequence. A block freed inside its own operator is *workspace*. A block
+that outlives its operator without being an array is *persistent* (a library's cache) and never placed. The
+rest are the arrays that the caller gets.
 
 Workspaces of one operator are placed among themselves first, on the finer timeline of its own requests
 and frees, and enter the problem as one block of the height that this needs (profile-guided allocation
@@ -33,7 +33,7 @@ from olla_solvers.problem import Array, ArrayKind, Operator, Problem
 Address = int
 
 WORKSPACE_SECONDS = 1.0
-"""At most, for placing one operator's scratch requests: there are hundreds of operators."""
+"""The time limit of placing one operator's scratch requests: there are hundreds of operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class WorkspaceSlot:
 
 @dataclass(frozen=True, slots=True)
 class OperatorRecord:
-    """What one operator asked of the allocator.
+    """One operator's requests of the allocator.
 
     Attributes:
         arrays: (ordinal, requested bytes, array index) for requests that became arrays.
         workspace: its scratch requests, placed.
         workspace_bytes: height of the workspace.
-        persistent: (ordinal, requested bytes) of what outlived it without being an array.
+        persistent: (ordinal, requested bytes) of blocks that outlived it without being an array.
     """
 
     arrays: tuple[tuple[int, int, int], ...]
@@ -68,8 +68,8 @@ class StepRecord:
 
     Attributes:
         operators: by operator name.
-        unallocated: arrays for which the operator asked no memory: their storage is somewhere else than
-            the fake tensors said, so no plan for them can be trusted.
+        unallocated: arrays for which the operator requested no memory: their storage is not the one that the
+            fake tensors have, so no plan for them is valid.
     """
 
     operators: Mapping[str, OperatorRecord]
@@ -77,7 +77,7 @@ class StepRecord:
 
 
 class RecordingInterpreter(fx.Interpreter):
-    """Runs an emitted graph and notes at which address each operator's results are.
+    """Runs an emitted graph and notes the addresses of each operator's results.
 
     Values are freed after their last use, as the generated code does.
     """
@@ -88,10 +88,10 @@ class RecordingInterpreter(fx.Interpreter):
         """Prepare a run.
 
         Args:
-            graph_module: from :func:`olla_fx.emit.emit.emit`.
+            graph_module: from :func:`olla_fx.emit.emit`.
             operators: timestep of each operator node.
-            device: whose addresses to note. Kernels return some numbers on the host that fake tensors have on
-                the device: attention's random seed, for one.
+            device: the device whose addresses are noted. Kernels return some numbers on the host that fake
+                tensors have on the device, such as attention's random seed.
         """
         super().__init__(graph_module, garbage_collect_values=True)
         self._operators = operators
@@ -123,7 +123,7 @@ def read_recording(
     Args:
         dataflow: the graph that ran.
         order: operator names, by timestep.
-        addresses: for each timestep, where each flattened result is.
+        addresses: for each timestep, of each flattened result.
         recording: the planning thread's requests, in order; their ``operator`` is the timestep.
     """
     index = {operator.name: position for position, operator in enumerate(dataflow.problem.operators)}
@@ -133,10 +133,10 @@ def read_recording(
     records: dict[str, OperatorRecord] = {}
     unallocated: list[str] = []
     for timestep, name in enumerate(order):
-        wanted = _arrays_by_address(dataflow, index[name], addresses.get(timestep, ()))
-        record, missing = _read_operator(timestep, by_operator[timestep], wanted, dataflow.alignment_bytes)
+        arrays = _arrays_by_address(dataflow, index[name], addresses.get(timestep, ()))
+        record, missing = _read_operator(timestep, by_operator[timestep], arrays, dataflow.alignment_bytes)
         records[name] = record
-        unallocated.extend(dataflow.problem.arrays[each].name for each in missing)
+        unallocated.extend(dataflow.problem.arrays[array].name for array in missing)
     return StepRecord(records, tuple(unallocated))
 
 
@@ -152,14 +152,14 @@ def _arrays_by_address(
 
 
 def _read_operator(
-    timestep: int, requests: Sequence[RecordedRequest], wanted: Mapping[Address, int], alignment_bytes: int
+    timestep: int, requests: Sequence[RecordedRequest], produced: Mapping[Address, int], alignment_bytes: int
 ) -> tuple[OperatorRecord, list[int]]:
     arrays: dict[int, tuple[int, int, int]] = {}
     scratch: list[RecordedRequest] = []
     persistent: list[tuple[int, int]] = []
-    # Backwards: where scratch was freed and the result took its address, the last request is the array's.
+    # Backwards: if scratch was freed and the result took its address, the last request is the array's.
     for request in reversed(requests):
-        array = wanted.get(request.address)
+        array = produced.get(request.address)
         if array is not None and array not in arrays:
             arrays[array] = (request.ordinal, request.size_bytes, array)
         elif request.size_bytes == 0:
@@ -169,7 +169,7 @@ def _read_operator(
         else:
             persistent.append((request.ordinal, request.size_bytes))
     slots, height_bytes = _place_workspace(scratch[::-1], alignment_bytes)
-    missing = [array for array in wanted.values() if array not in arrays]
+    missing = [array for array in produced.values() if array not in arrays]
     record = OperatorRecord(tuple(sorted(arrays.values())), slots, height_bytes, tuple(sorted(persistent)))
     return record, missing
 
@@ -200,10 +200,10 @@ def _place_workspace(
 
 
 def problem_with_workspaces(problem: Problem, record: StepRecord, alignment_bytes: int) -> Problem:
-    """The problem with what was recorded: workspaces, and arrays at least as large as requested."""
+    """Return the problem with what was recorded: workspaces, and arrays at least as large as requested."""
     requested: dict[int, int] = {}
-    for each in record.operators.values():
-        for _, size_bytes, array in each.arrays:
+    for operator_record in record.operators.values():
+        for _, size_bytes, array in operator_record.arrays:
             requested[array] = rounded(size_bytes, alignment_bytes)
     operators = tuple(
         Operator(operator.name, record.operators[operator.name].workspace_bytes)
@@ -217,39 +217,39 @@ def problem_with_workspaces(problem: Problem, record: StepRecord, alignment_byte
 
 
 def expected_requests(dataflow: Dataflow, plan: MemoryPlan) -> list[PlannedRequest]:
-    """The requests to expect in a first call, before anything was recorded: one for each array.
+    """Return the requests to expect in a first call, before anything was recorded: one for each array.
 
-    Their ordinals are a guess; the arena serves them loosely, by operator and size. An array of the size of
-    one that the same operator makes for the caller is left out: the two could be taken for each other, and
-    what the caller keeps must not be in the buffer.
+    Their ordinals are a guess; the arena matches them by operator and size. An array of the size of one
+    that the same operator makes for the caller is left out: the two could be confused, and what the caller
+    keeps must not be in the buffer.
     """
     index = {operator.name: position for position, operator in enumerate(dataflow.problem.operators)}
     requests: list[PlannedRequest] = []
     for timestep, name in enumerate(plan.order):
-        made = [
+        results = [
             (ordinal, dataflow.storage_bytes[array], dataflow.problem.arrays[array])
             for ordinal, array in enumerate(dataflow.produced[index[name]])
             if array is not None and dataflow.storage_bytes[array]
         ]
-        given = {size_bytes for _, size_bytes, array in made if array.kind is not ArrayKind.PLANNED}
-        for ordinal, size_bytes, array in made:
+        caller_sizes = {size_bytes for _, size_bytes, array in results if array.kind is not ArrayKind.PLANNED}
+        for ordinal, size_bytes, array in results:
             if array.kind is not ArrayKind.PLANNED:
                 requests.append(PlannedRequest(timestep, ordinal, size_bytes, None))
-            elif size_bytes not in given:
+            elif size_bytes not in caller_sizes:
                 requests.append(PlannedRequest(timestep, ordinal, size_bytes, plan.offsets[array.name]))
     return requests
 
 
 def planned_requests(problem: Problem, plan: MemoryPlan, record: StepRecord) -> list[PlannedRequest]:
-    """The requests to expect in a step, with the address that each gets.
+    """Return the requests to expect in a step, with the address that each gets.
 
     Args:
         problem: the one that was planned.
         plan: the order and offsets.
-        record: what each operator asked for.
+        record: each operator's requests.
 
     Returns:
-        One entry a recorded request, keyed by timestep and ordinal. Output arrays and persistent blocks
+        One entry for each recorded request, with timestep and ordinal. Output arrays and persistent blocks
         have no offset: they are served outside on purpose.
     """
     requests: list[PlannedRequest] = []

@@ -1,4 +1,4 @@
-"""The one buffer of a planned module: sized by the largest of its plans, used by one run at a time."""
+"""Shares one buffer among a module's plans: sized by the largest of them, used by one run at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SharedBuffer:
     """One buffer for all plans of a module; allocated when first needed, and anew for a larger plan."""
 
     def __init__(self) -> None:
-        """Know no plan yet."""
+        """Start without plans."""
         self._wanted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._buffer: arena.Buffer | None = None
         self._arenas: weakref.WeakKeyDictionary[Any, arena.Arena] = weakref.WeakKeyDictionary()
@@ -24,20 +24,20 @@ class SharedBuffer:
         self._sizing = threading.Lock()
 
     def want(self, plan_owner: object, buffer_bytes: int) -> None:
-        """Note how many bytes the plan of an owner needs, as long as that owner lives."""
+        """Note the bytes that the plan of an owner needs, as long as that owner lives."""
         with self._sizing:
             self._wanted[plan_owner] = buffer_bytes
             self._arenas.pop(plan_owner, None)
 
     def _buffer_for(self, plan_owner: object, device: torch.device) -> arena.Buffer:
-        """A buffer of the size of the largest plan; where that does not fit, of the owner's own plan."""
+        """Return a buffer of the largest plan's size; of the owner's own plan's if that does not fit."""
         with self._sizing:
             needed, largest = self._wanted[plan_owner], max(self._wanted.values())
         buffer = self._buffer
         if buffer is not None and buffer.device == device and needed <= buffer.buffer_bytes <= largest:
             return buffer
         was_on = None if buffer is None else buffer.device
-        # Before the next one, not beside it; arenas hold it, too.
+        # Freed before the next one is allocated; arenas hold it, too.
         self._buffer = buffer = None
         self._arenas.clear()
         if was_on is not None and was_on.type == "cuda":
@@ -57,12 +57,12 @@ class SharedBuffer:
         """Return the arena that serves an owner's plan in the buffer; call it while holding a lease.
 
         Args:
-            plan_owner: who called :meth:`want`; made anew after that call.
-            device: where the buffer is to be.
+            plan_owner: the caller of :meth:`want`; its arena is made anew after that call.
+            device: of the buffer.
             make: puts the plan's requests into a buffer.
 
         Raises:
-            MemoryError: when the device has not enough memory.
+            MemoryError: if the device has not enough memory.
         """
         buffer = self._buffer_for(plan_owner, device)
         served_by = self._arenas.get(plan_owner)
@@ -74,13 +74,13 @@ class SharedBuffer:
         """Claim the buffer for one run.
 
         Args:
-            wait: until it is free; otherwise None where it is not.
+            wait: True to wait until it is free; False to return None if it is not.
         """
         return Lease(self._busy) if self._busy.acquire(blocking=wait) else None
 
     @property
     def is_busy(self) -> bool:
-        """Whether a run holds the buffer."""
+        """True if a run holds the buffer."""
         return self._busy.locked()
 
     def poison(self, byte: int = 0xFF) -> None:
@@ -90,7 +90,7 @@ class SharedBuffer:
 
 
 class Lease:
-    """A claim on the buffer; given up when released, or when nobody holds it any more."""
+    """A claim on the buffer; given up when released, or when nothing refers to it any more."""
 
     def __init__(self, busy: threading.Lock) -> None:
         """Take over a lock that is held."""
@@ -103,5 +103,5 @@ class Lease:
             busy.release()
 
     def __del__(self) -> None:
-        """A run whose graph the caller dropped ends here."""
+        """End a run whose graph the caller dropped."""
         self.release()

@@ -1,4 +1,4 @@
-"""How a planned module ran: for finding out why, and for reports."""
+"""Reports how a planned module ran: its binding, allocation requests and cached plans."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from olla_fx.run.cuda_graph import GraphedStep
 
 @dataclass(frozen=True)
 class StepStats:
-    """What a planned module did so far; of the last kind of call unless said otherwise.
+    """The statistics of a planned module; of the last kind of call unless said otherwise.
 
     Attributes:
-        binding: where arrays live: in the buffer, or with the stock allocator.
+        binding: the memory of arrays: the buffer, or the stock allocator's.
         counts: allocation requests of the last complete run in the buffer.
-        outside_log: the last run's unexpected requests, to find out why one was not served.
+        outside_log: the last run's unexpected requests, to find out the reason.
         graph_modules: the reordered graphs of all phases: in the caller's own loop forward and backward.
-        graphed: with ``cuda_graph=True``: how many graphs were captured and replayed, or why none is.
-        replans: how often, of all calls, a step was planned again because model or optimizer changed.
-        stock_runs: how many of all calls ran with the stock allocator because the buffer held the
+        graphed: with ``cuda_graph=True``: the numbers of captures and replays, or the reason for none.
+        replans: the number of calls at which a step was planned again because model or optimizer changed.
+        stock_runs: the number of calls that ran with the stock allocator because the buffer held the
             activations of a forward whose backward was still to come.
         is_busy: True if the buffer holds such activations now.
-        cached_plans: how many plans the module keeps.
-        cache_size_limit: how many it may keep.
+        cached_plans: the number of plans that the module keeps.
+        cache_size_limit: the number of plans that it may keep.
     """
 
     binding: Binding
@@ -44,11 +44,11 @@ class StepStats:
 
 @dataclass(frozen=True)
 class StepReport:
-    """A plan and how its last call was served; prints as a table.
+    """A plan and the statistics of its last call; prints as a table.
 
     Attributes:
         plan: the plan in force.
-        stats: how it ran.
+        stats: of its module.
     """
 
     plan: Plan

@@ -1,7 +1,7 @@
-"""The one door to PyTorch's private interfaces.
+"""Wraps PyTorch's private interfaces.
 
-Everything that PyTorch does not promise to keep is used here and nowhere else, so that a new release
-needs one folder read. Tested with the releases between ``OLDEST_TESTED`` and ``NEWEST_TESTED``.
+Whatever PyTorch does not promise to keep is used here and nowhere else, so that a new release concerns one
+folder. Tested with the releases between ``OLDEST_TESTED`` and ``NEWEST_TESTED``.
 """
 
 from olla_fx.torch_compat.cuda_graphs import captures_current_stream, capturing

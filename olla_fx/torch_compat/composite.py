@@ -1,4 +1,4 @@
-"""Composite operators decomposed by their C++ code while tracing, as eager runs them."""
+"""Decomposes composite operators by their C++ code while tracing, as eager runs them."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def composite_operators_as_in_eager() -> Iterator[None]:
                 if key in operator.py_kernels:
                     removed.append((operator, key, operator.py_kernels.pop(key)))
                     operator._dispatch_cache.clear()
-        own: list[tuple[Any, Any]] = [
+        replacements: list[tuple[Any, Any]] = [
             (torch.ops.aten.dropout.default, _dropout),
             (torch.ops.aten.cudnn_batch_norm.default, _cudnn_batch_norm),
         ]
-        for operator, kernel in own:
+        for operator, kernel in replacements:
             operator.py_kernels.update(dict.fromkeys(_COMPOSITE_KEYS, kernel))
             operator._dispatch_cache.clear()
         try:
             yield
         finally:
-            for operator, _ in own:
+            for operator, _ in replacements:
                 for key in _COMPOSITE_KEYS:
                     del operator.py_kernels[key]
                 operator._dispatch_cache.clear()
@@ -62,7 +62,7 @@ def composite_operators_as_in_eager() -> Iterator[None]:
 
 def _operators_with_python_kernels() -> list[Any]:
     packets = [
-        each for each in vars(torch.ops.aten).values() if isinstance(each, torch._ops.OpOverloadPacket)
+        packet for packet in vars(torch.ops.aten).values() if isinstance(packet, torch._ops.OpOverloadPacket)
     ]
     operators = [getattr(packet, name) for packet in packets for name in packet.overloads()]  # type: ignore[no-untyped-call]
     return [
@@ -73,11 +73,11 @@ def _operators_with_python_kernels() -> list[Any]:
 
 
 def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """Dropout with eager's results, and a mask of bytes where that gives the same bits.
+    """Compute dropout with eager's results, with a mask of bytes if that gives the same bits.
 
     On CUDA that is eager's own kernel, ``native_dropout``. On the CPU, eager multiplies by a mask of the
     input's own type, divided by ``1 - p``; ``native_dropout`` keeps one byte an element and multiplies by
-    ``1 / (1 - p)``: forward and backward equal eager's for float32 and float64 where both round to the same
+    ``1 / (1 - p)``: forward and backward equal eager's for float32 and float64 if both round to the same
     number, but not for shorter types, whose scaled mask rounds.
     """
     if not train or p == 0 or tensor.numel() == 0:
@@ -101,10 +101,10 @@ def _cudnn_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    """CuDNN's batch norm; in training as an operator whose schema says that it writes the running statistics.
+    """Run cuDNN's batch norm; in training by an operator whose schema says that it writes the statistics.
 
-    That one's kernel chooses cuDNN just when eager does. Its counterpart for inference has a kernel for the
-    CPU alone; there cuDNN's own, which writes nothing then, is differentiated as in eager.
+    That operator's kernel chooses cuDNN if eager does. Its counterpart for inference has a kernel for the CPU
+    alone; so cuDNN's own, which writes nothing in inference, is differentiated as in eager.
     """
     if not training:
         operator: Any = torch.ops.aten.cudnn_batch_norm.default
@@ -124,5 +124,5 @@ def _cudnn_batch_norm(
 
 def _scales_are_equal(p: float, dtype: torch.dtype) -> bool:
     with real_tensors():
-        one = torch.ones((), dtype=dtype)
-        return p < 1 and bool(one.div(1 - p) == one.mul(1 / (1 - p)))
+        unit = torch.ones((), dtype=dtype)
+        return p < 1 and bool(unit.div(1 - p) == unit.mul(1 / (1 - p)))

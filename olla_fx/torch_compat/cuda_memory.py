@@ -1,4 +1,4 @@
-"""The history that PyTorch's caching allocator keeps for its memory snapshots."""
+"""Reads the history that PyTorch's caching allocator keeps for its memory snapshots."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 def with_allocator_history(
     step: Callable[[], object], device: torch.device
 ) -> tuple[object, list[tuple[str, int]]]:
-    """Run something and keep what the allocator of a GPU did meanwhile.
+    """Run a step and record the actions of a GPU's allocator.
 
     Args:
-        step: is called once.
+        step: called once.
         device: a CUDA device.
 
     Returns:

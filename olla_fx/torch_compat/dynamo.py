@@ -1,4 +1,4 @@
-"""Dynamo: what it is to leave alone, and the backend that runs a graph of its own without a plan of ours."""
+"""Excludes functions from Dynamo, and runs its graphs without a plan."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def not_compiled(function: _Function) -> _Function:
-    """A function that Dynamo neither compiles nor looks into; it would else compile our planning."""
+    """Return a function that Dynamo neither compiles nor traces; it would else compile our planning."""
     left_alone: _Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
     return left_alone
 
 
 def run_unplanned(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """What runs a graph of Dynamo's as AOTAutograd does, without a plan of ours.
+    """Return a function that runs a graph of Dynamo's as AOTAutograd does, without a plan.
 
     Not the graph itself: checkpoints in it would recompute with other random numbers than they drew.
     """

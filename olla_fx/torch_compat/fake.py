@@ -1,4 +1,4 @@
-"""Fake tensors: shapes and types without memory."""
+"""Makes fake tensors: shapes and types without memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...] = (
     _fake_tensor.DataDependentOutputException,
     _fake_tensor.DynamicOutputShapeException,
 )
-"""What fake tensors raise when Python asks for a value that only real data could give."""
+"""Errors of fake tensors if Python asks for a value that only real data could give."""
 
 
 def new_fake_mode() -> Any:
-    """A ``FakeTensorMode`` in which ``.item()`` gives a symbolic number instead of an error."""
+    """Return a ``FakeTensorMode`` in which ``.item()`` gives a symbolic number instead of an error."""
     return _fake_tensor.FakeTensorMode(
         allow_non_fake_inputs=True, shape_env=_symbolic_shapes.ShapeEnv(allow_scalar_outputs=True)
     )

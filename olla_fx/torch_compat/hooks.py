@@ -1,4 +1,4 @@
-"""Hooks of modules, tensors and optimizers, and the optimizers' inner functions."""
+"""Reads hooks of modules, tensors and optimizers, and calls the optimizers' inner functions."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _accumulation_hooks_of = attrgetter("_post_accumulate_grad_hooks")
 
 
 def module_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
-    """All forward and backward hooks that run for one module, global ones included."""
+    """Return all forward and backward hooks that run for one module, global ones included."""
     own = module.__dict__
-    # Asked of every module at every call.
+    # Called for every module at every call of a step.
     if not (
         own["_forward_hooks"]
         or own["_forward_pre_hooks"]
@@ -46,22 +46,22 @@ def module_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
 
 
 def any_module_hooks(modules: Sequence[torch.nn.Module]) -> bool:
-    """Whether forward or backward hooks would run for some of many modules."""
+    """Return True if forward or backward hooks would run for any of the modules."""
     return any(map(any, map(_hook_tables_of, modules))) or (bool(modules) and any(_GLOBAL_HOOKS))
 
 
 def tensor_hooks(tensor: torch.Tensor) -> bool:
-    """Whether gradient hooks hang on a tensor."""
+    """Return True if a tensor has gradient hooks."""
     return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
 def any_tensor_hooks(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether gradient hooks hang on some of many tensors."""
+    """Return True if any of the tensors has gradient hooks."""
     return any(map(_tensor_hooks_of, tensors)) or any(map(_accumulation_hooks_of, tensors))
 
 
 def has_optimizer_pre_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether hooks would run before ``optimizer.step`` reads the gradients."""
+    """Return True if hooks would run before ``optimizer.step`` reads the gradients."""
     return bool(optimizer._optimizer_step_pre_hooks) or bool(_global_optimizer_pre_hooks)
 
 
@@ -81,7 +81,7 @@ def note_optimizer_stepped(optimizer: torch.optim.Optimizer) -> None:
 
 
 def optimizer_step_function(optimizer_type: type[torch.optim.Optimizer]) -> Callable[..., Any]:
-    """``step`` of an optimizer class without profiler, hook and scheduler wrappers."""
+    """Return ``step`` of an optimizer class without profiler, hook and scheduler wrappers."""
     step: Callable[..., Any] = inspect.unwrap(optimizer_type.step)
     return step
 

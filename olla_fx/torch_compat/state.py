@@ -1,4 +1,4 @@
-"""The thread's state: modes, autograd's engine, autocast, and the settings by which kernels are chosen."""
+"""Reads and sets the thread's state: modes, autograd's engine, autocast, settings that choose kernels."""
 
 from __future__ import annotations
 
@@ -12,69 +12,69 @@ from torch.utils import _python_dispatch
 
 
 def below_autograd() -> contextlib.AbstractContextManager[None]:
-    """Within it, operators skip autograd, although gradients may be enabled."""
+    """Make operators skip autograd, although gradients may be enabled."""
     guard: contextlib.AbstractContextManager[None] = torch._C._AutoDispatchBelowAutograd()
     return guard
 
 
 @contextlib.contextmanager
 def real_tensors() -> Iterator[None]:
-    """Within it, operators compute on real tensors, whatever modes are on."""
+    """Let operators compute on real tensors, whatever modes are on."""
     with _python_dispatch._disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():
         yield
 
 
 def real_random_number() -> int:
-    """A number from the real default generator, which it advances, drawn beneath all modes of tracing."""
+    """Draw a number from the real default generator, beneath all modes of tracing."""
     with real_tensors():
         return int(torch.randint(1 << 62, ()))
 
 
 def is_observed() -> bool:
-    """Whether a dispatch mode watches this thread: fake tensors, tracing, or a counter of the caller's."""
+    """Return True if a dispatch mode is on: fake tensors, tracing, or a counter of the caller's."""
     return bool(torch._C._len_torch_dispatch_stack())
 
 
 def is_transformed() -> bool:
-    """Whether ``torch.func`` (``vmap``, ``grad``) or forward-mode differentiation follows this thread."""
+    """Return True if ``torch.func`` (``vmap``, ``grad``) or forward-mode differentiation is on."""
     in_transform = torch._C._functorch.peek_interpreter_stack() is not None
     return in_transform or forward_ad._current_level >= 0
 
 
 def is_batched(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for several, as in ``torch.autograd.grad(..., is_grads_batched=True)``."""
-    own = torch._C._functorch
-    return bool(own.is_legacy_batchedtensor(tensor) or own.is_batchedtensor(tensor))
+    """Return True if a tensor stands for several (``torch.autograd.grad(..., is_grads_batched=True)``)."""
+    functorch = torch._C._functorch
+    return bool(functorch.is_legacy_batchedtensor(tensor) or functorch.is_batchedtensor(tensor))
 
 
 def in_backward() -> bool:
-    """Whether autograd's engine is running on this thread."""
+    """Return True if autograd's engine is running on this thread."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def graph_is_kept() -> bool:
-    """Within a backward: whether the caller passed ``retain_graph=True``."""
+    """Return True if the caller of the running backward passed ``retain_graph=True``."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def saves_tensors_through_hooks() -> bool:
-    """Whether the caller's hooks get what operators save for backward: ``checkpoint``, ``save_on_cpu``."""
+    """Return True if hooks get what operators save for backward, as by ``checkpoint``, ``save_on_cpu``."""
     return torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 @contextlib.contextmanager
 def without_saved_tensor_hooks() -> Iterator[None]:
-    """Within it, the caller's saved-tensor hooks get nothing."""
-    own: Any = torch._C._autograd
+    """Switch the caller's saved-tensor hooks off."""
+    autograd: Any = torch._C._autograd
     hooks = []
-    while (hook := own._top_saved_tensors_default_hooks(True)) is not None:
+    while (hook := autograd._top_saved_tensors_default_hooks(True)) is not None:
         hooks.append(hook)
-        own._pop_saved_tensors_default_hooks()
+        autograd._pop_saved_tensors_default_hooks()
     try:
         yield
     finally:
         for pack, unpack in reversed(hooks):
-            own._push_saved_tensors_default_hooks(pack, unpack)
+            autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 @contextlib.contextmanager
@@ -88,13 +88,13 @@ def saved_tensor_hooks_in_traces() -> Iterator[None]:
 
 
 def autocast_state(device: torch.device) -> tuple[bool, torch.dtype, bool]:
-    """Whether autocast is on for a device's type, to which dtype, and whether it keeps what it casts."""
+    """Return a device's autocast: True if it is on, its dtype, and True if it keeps what it casts."""
     enabled = torch.is_autocast_enabled(device.type)
     return enabled, torch.get_autocast_dtype(device.type), torch.is_autocast_cache_enabled()
 
 
 def kernel_settings() -> tuple[object, ...]:
-    """What decides which kernels run and which memory they request, beside their inputs."""
+    """Return the settings that decide which kernels run and which memory they request."""
     settings = (
         torch.get_num_threads(),
         torch.backends.mkldnn.enabled,
@@ -109,13 +109,13 @@ def kernel_settings() -> tuple[object, ...]:
 
 
 def _cuda_kernel_settings() -> tuple[object, ...]:
-    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     return (
         cudnn.enabled,
         cudnn.benchmark,
         cudnn.deterministic,
         cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
-        products.fp32_precision,
-        products.allow_fp16_reduced_precision_reduction,
-        products.allow_bf16_reduced_precision_reduction,
+        matmul.fp32_precision,
+        matmul.allow_fp16_reduced_precision_reduction,
+        matmul.allow_bf16_reduced_precision_reduction,
     )

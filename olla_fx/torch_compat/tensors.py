@@ -1,4 +1,4 @@
-"""What tensors, operators and nested structures are, by names that PyTorch keeps to itself."""
+"""Reads properties of tensors, operators and nested structures that PyTorch keeps private."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TorchDispatchMode = _python_dispatch.TorchDispatchMode
 _address_of = attrgetter("_cdata")
 
 UNINITIALIZED = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
-"""What lazy modules hold before their first call."""
+"""Types of lazy modules' parameters and buffers before their first call."""
 
 
 def direct_call(operator: object) -> Callable[..., Any]:
-    """What an operator's Python wrapper calls; other callables are what they are."""
+    """Return what an operator's Python wrapper calls; other callables as they are."""
     if type(operator) is OpOverload:
         call: Callable[..., Any] = operator._op
         return call
@@ -33,16 +33,16 @@ def direct_call(operator: object) -> Callable[..., Any]:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """A number that two live tensors share exactly if they share their storage."""
+    """Return a number that two live tensors share exactly if they share their storage."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def storage_keys(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """:func:`storage_key` of many tensors."""
+    """Return :func:`storage_key` of each tensor."""
     return list(map(_address_of, map(torch.Tensor.untyped_storage, tensors)))
 
 
 def tensor_dictionary() -> MutableMapping[torch.Tensor, Any]:
-    """A dictionary whose keys are tensors, by identity; it does not keep them alive."""
+    """Return a dictionary with tensors as keys, by identity; it does not keep them alive."""
     dictionary: MutableMapping[torch.Tensor, Any] = WeakTensorKeyDictionary()
     return dictionary

@@ -78,7 +78,7 @@ def _scalars_left_as_python_numbers() -> Iterator[None]:
 def _fused_inference_layers() -> Iterator[None]:
     """Let transformer layers take their fused path while tracing, as they do in eager inference.
 
-    They leave it when they see a tracer: by its dispatch mode, or by its function mode, which makes
+    They leave it if they see a tracer: by its dispatch mode, or by its function mode, which makes
     ``torch.overrides.has_torch_function`` true of plain tensors.
     """
     with PATCHING:
@@ -92,8 +92,8 @@ def _fused_inference_layers() -> Iterator[None]:
 
 
 def any_overrides(arguments: Sequence[object]) -> bool:
-    """Whether a tensor's class has a ``__torch_function__`` of its own."""
+    """Return True if a tensor's class has a ``__torch_function__`` of its own."""
     inherited: Any = torch.Tensor.__torch_function__
     plain = (inherited.__func__, torch._C._disabled_torch_function_impl)
-    methods = (getattr(type(each), "__torch_function__", None) for each in arguments)
+    methods = (getattr(type(argument), "__torch_function__", None) for argument in arguments)
     return any(method is not None and getattr(method, "__func__", method) not in plain for method in methods)

@@ -1,4 +1,4 @@
-"""Which releases of torch are known to work."""
+"""Warns of releases of torch that are not tested."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NEWEST_TESTED = (2, 13)
 
 
 def warn_if_newer_than_tested() -> None:
-    """Warn once when this torch is newer than the newest that the tests ran with."""
+    """Warn once if this torch is newer than the newest that the tests ran with."""
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
     if (major, minor) > NEWEST_TESTED:
         newest = ".".join(map(str, NEWEST_TESTED))

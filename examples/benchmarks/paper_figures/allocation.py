@@ -1,4 +1,4 @@
-"""What an eager step's requests cost: served by PyTorch's allocator, and from a planned buffer (OLLA §5.7).
+"""Times an eager step's requests: served by PyTorch's allocator, and from a planned buffer (OLLA §5.7).
 
 The requests and frees of one step are made again, each with ``torch.empty``, with nothing computed between
 them. Python's own cost is the same on both sides, so that the difference is the allocators'.
@@ -22,7 +22,7 @@ from .traces import spans_of
 REPETITIONS = 5
 
 Request = tuple[bool, int, int]
-"""Whether it is a free, the block, bytes."""
+"""True for a free, the block, bytes."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class AllocationTimes:
     Attributes:
         requests: how many blocks were requested.
         stock_seconds: by PyTorch's allocator.
-        served_seconds: from the planned buffer; None where there is no native allocator.
+        served_seconds: from the planned buffer; None if there is no native allocator.
     """
 
     requests: int
@@ -48,21 +48,21 @@ def allocation_times(events: Sequence[AllocationEvent], device: str) -> Allocati
             them.
         device: whose allocator.
     """
-    mine = [each for each in events if each.on_planning_thread and each.size_bytes]
-    requests = [(each.kind is EventKind.FREE, each.block, each.size_bytes) for each in mine]
+    own_events = [event for event in events if event.on_planning_thread and event.size_bytes]
+    requests = [(event.kind is EventKind.FREE, event.block, event.size_bytes) for event in own_events]
     count = sum(not is_free for is_free, _, _ in requests)
-    where = torch.device(device)
-    stock = min(_replay(requests, where) for _ in range(REPETITIONS))
-    if not arena.available(where):
+    torch_device = torch.device(device)
+    stock = min(_replay(requests, torch_device) for _ in range(REPETITIONS))
+    if not arena.available(torch_device):
         return AllocationTimes(count, stock, None)
-    program = _program(mine, where)
-    return AllocationTimes(count, stock, min(_served(program, requests) for _ in range(REPETITIONS)))
+    planned_arena = _planned_arena(own_events, torch_device)
+    return AllocationTimes(count, stock, min(_served(planned_arena, requests) for _ in range(REPETITIONS)))
 
 
-def _program(events: Sequence[AllocationEvent], device: torch.device) -> arena.Arena:
-    """A buffer in which every block has its place; its memory is never touched."""
+def _planned_arena(events: Sequence[AllocationEvent], device: torch.device) -> arena.Arena:
+    """Make an arena in which every block has its place; its memory is never touched."""
     placement = place(spans_of(events, alignment_of(device)), method="birth-first-fit")
-    sizes = [each.size_bytes for each in events if each.kind is EventKind.ALLOC]
+    sizes = [event.size_bytes for event in events if event.kind is EventKind.ALLOC]
     planned = [
         arena.PlannedRequest(0, ordinal, size, offset)
         for ordinal, (size, offset) in enumerate(zip(sizes, placement.offsets, strict=True))
@@ -84,10 +84,10 @@ def _replay(requests: Sequence[Request], device: torch.device) -> float:
     return seconds
 
 
-def _served(program: arena.Arena, requests: Sequence[Request]) -> float:
-    with program.region():
-        program.begin_operator(0)
-        seconds = _replay(requests, program.buffer.device)
-    if program.counts().outside:
-        raise RuntimeError(f"{program.counts().outside} of {len(requests)} requests were not served")
+def _served(planned_arena: arena.Arena, requests: Sequence[Request]) -> float:
+    with planned_arena.region():
+        planned_arena.begin_operator(0)
+        seconds = _replay(requests, planned_arena.buffer.device)
+    if planned_arena.counts().outside:
+        raise RuntimeError(f"{planned_arena.counts().outside} of {len(requests)} requests were not served")
     return seconds

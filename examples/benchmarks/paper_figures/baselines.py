@@ -1,4 +1,4 @@
-"""What an eager step needs, on either device, in the same terms.
+"""Measures what an eager step needs, on either device, in the same terms.
 
 On a CPU that is the step's recorded trace, and a model of the CUDA caching allocator fed with it. On a GPU it
 is what ``torch.cuda``'s statistics say. Bytes of parameters, state and inputs are not in these figures.
@@ -23,7 +23,7 @@ MEASURED = "measured on the GPU"
 
 @dataclass(frozen=True)
 class Needed:
-    """What a step needs beside what is there before it.
+    """The memory that a step needs beside what is allocated before it.
 
     Attributes:
         live_bytes: most bytes requested and not yet freed (OLLA §5.3).
@@ -40,12 +40,12 @@ class Needed:
     allocator: str
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields."""
+        """Return the fields."""
         return asdict(self)
 
 
 def needed_of_events(events: tuple[AllocationEvent, ...], source: BaselineSource) -> Needed:
-    """What a trace needs, of the model of the caching allocator."""
+    """Return what a trace needs, by the model of the caching allocator."""
     baseline = baseline_from_events(events, source)
     return Needed(
         baseline.live_peak_bytes,
@@ -57,7 +57,7 @@ def needed_of_events(events: tuple[AllocationEvent, ...], source: BaselineSource
 
 
 def measured_on_cuda(step: Callable[[], object], before_bytes: int | None = None) -> Needed:
-    """What a step on the GPU needs, by the allocator's own statistics.
+    """Measure what a step on the GPU needs, by the allocator's own statistics.
 
     Args:
         step: runs one step; its first run is not measured.
@@ -82,7 +82,7 @@ def measured_on_cuda(step: Callable[[], object], before_bytes: int | None = None
 
 
 def compiled_step(case: ModelCase, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-    """The same step by torch.compile: inductor, which reorders for the smallest peak memory itself."""
+    """Compile the step by torch.compile: inductor reorders for the smallest peak memory itself."""
     import torch._inductor.config as inductor
 
     inductor.reorder_for_peak_memory = True

@@ -1,4 +1,4 @@
-"""What the papers themselves report, and where in them the number stands."""
+"""Cites what the papers themselves report, and the place of each number in them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Citation:
         value: in the unit of the column beside which it is put.
         where: the place in the paper.
         group: the batch size that it is for; None for all.
-        words: what it says, where that is not the column's title.
+        words: what it says, if that is not the column's title.
     """
 
     value: float

@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 Cell = float | int | str | None
 
 NO_FIGURE = (KeyError, IndexError, TypeError, ZeroDivisionError)
-"""What is raised where a row lacks what a column is computed from."""
+"""Errors that are raised if a row lacks what a column is computed from."""
 
 ABOUT = {
     "cpu": "CPU run: eager figures are recorded allocation traces (`recorded`: the step was run, kernels' "
@@ -32,13 +32,13 @@ ABOUT = {
 
 
 def at(path: str) -> Callable[[Row], Cell]:
-    """What takes a figure from a row: ``at("eager.live_bytes")``."""
+    """Return a function that takes a figure from a row: ``at("eager.live_bytes")``."""
 
     def value(row: Row) -> Cell:
-        found: Any = row
+        item: Any = row
         for key in path.split("."):
-            found = found[key]
-        return found
+            item = item[key]
+        return item
 
     return value
 
@@ -60,14 +60,14 @@ class Column:
     decimals: int = 1
 
     def of(self, row: Row) -> Cell:
-        """Its figure in a row; None where there is none."""
+        """Return its figure in a row; None if there is none."""
         try:
             return self.value(row)
         except NO_FIGURE:
             return None
 
     def text(self, row: Row) -> str:
-        """Its figure for people."""
+        """Format its figure."""
         return _text(self.of(row), self.decimals)
 
 
@@ -79,7 +79,7 @@ class Series:
         column: its name.
         average: ``mean``, ``median`` or ``max``.
         paper: what the paper has for it.
-        per_group: whether batch sizes are averaged apart.
+        per_group: True if batch sizes are averaged apart.
     """
 
     column: str
@@ -100,7 +100,7 @@ class Figure:
         series: what is drawn and averaged.
         unit: of the drawn columns.
         notes: what the table's reader has to know.
-        logarithmic: whether it is drawn on a logarithmic scale.
+        logarithmic: True if it is drawn on a logarithmic scale.
         curve: for anytime curves: the points of a row, (seconds, value).
         references: what the paper has that no column has.
     """
@@ -117,8 +117,8 @@ class Figure:
     references: tuple[Citation, ...] = ()
 
     def column(self, name: str) -> Column:
-        """A column by its name."""
-        return next(each for each in self.columns if each.name == name)
+        """Return a column by its name."""
+        return next(column for column in self.columns if column.name == name)
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ AVERAGES: Mapping[str, Callable[[list[float]], float]] = {
 
 
 def averages(figure: Figure, rows: Sequence[Row]) -> list[Average]:
-    """For every series and batch size of which anything was measured."""
-    found = []
+    """Compute the average of every series and batch size of which anything was measured."""
+    results = []
     for series in figure.series:
         column = figure.column(series.column)
         groups = sorted({row["group"] for row in rows}) if series.per_group else [None]
@@ -161,55 +161,58 @@ def averages(figure: Figure, rows: Sequence[Row]) -> list[Average]:
                 if isinstance(value := column.of(row), int | float)
             ]
             label = series.average if group is None else f"{series.average}, batch {group}"
-            cited = tuple(each for each in series.paper if each.group in (None, group))
+            cited = tuple(citation for citation in series.paper if citation.group in (None, group))
             if values:
-                found.append(Average(label, column, AVERAGES[series.average](values), len(values), cited))
-    return found
+                results.append(Average(label, column, AVERAGES[series.average](values), len(values), cited))
+    return results
 
 
 def markdown(figure: Figure, rows: Sequence[Row], device: str) -> str:
-    """The figure as a table in Markdown: rows, averages, the paper's own figures, what is missing."""
-    shown = [each for each in figure.columns if any(each.of(row) is not None for row in rows)]
+    """Format a figure as a table in Markdown: rows, averages, the paper's own figures, what is missing."""
+    shown = [column for column in figure.columns if any(column.of(row) is not None for row in rows)]
     lines = [f"## {figure.title}", "", ABOUT[device], *(["", figure.notes] if figure.notes else []), ""]
     lines += _table(
-        ["model", "batch", *(each.title for each in shown)],
-        [[row["model"], str(row["batch"]), *(each.text(row) for each in shown)] for row in rows],
+        ["model", "batch", *(column.title for column in shown)],
+        [[row["model"], str(row["batch"]), *(column.text(row) for column in shown)] for row in rows],
     )
     lines += ["", *_table(["", "column", "here", "of models", "in the paper"], _average_lines(figure, rows))]
-    lines += [f"\nPaper: {each.words}: {each.value:g} ({each.where})." for each in figure.references]
+    lines += [
+        f"\nPaper: {citation.words}: {citation.value:g} ({citation.where})." for citation in figure.references
+    ]
     lines += [
         f"\nWithout the planned buffer: {', '.join(who)}: {why}"
         for why, who in _who_has(rows, "stock_because").items()
     ]
     failed = [row for row in rows if "error" in row]
     lines += [f"\nNot measured: {row['model']} {row['batch']}: {row['error']}" for row in failed]
-    lines += [f"\nMeasured with {each}." for each in _who_has(rows, "versions")]
+    lines += [f"\nMeasured with {version}." for version in _who_has(rows, "versions")]
     return "\n".join(lines) + "\n"
 
 
 def _who_has(rows: Sequence[Row], name: str) -> dict[str, list[str]]:
-    """Models and batches of the rows that have something, by what it is; a dictionary's words in a row."""
-    found: dict[str, list[str]] = {}
+    """Group models and batches of rows by their value of a key; several values join into one."""
+    names: dict[str, list[str]] = {}
     for row in rows:
         if value := row.get(name):
             words = value if isinstance(value, str) else ", ".join(f"{key} {value[key]}" for key in value)
-            found.setdefault(words, []).append(f"{row['model']} {row['batch']}")
-    return found
+            names.setdefault(words, []).append(f"{row['model']} {row['batch']}")
+    return names
 
 
 def _average_lines(figure: Figure, rows: Sequence[Row]) -> list[list[str]]:
     return [
         [
-            each.label,
-            each.column.title,
-            _text(each.value, each.column.decimals),
-            str(each.count),
+            average.label,
+            average.column.title,
+            _text(average.value, average.column.decimals),
+            str(average.count),
             "; ".join(
-                f"{one.value:g} ({', '.join(filter(None, (one.words, one.where)))})" for one in each.cited
+                f"{citation.value:g} ({', '.join(filter(None, (citation.words, citation.where)))})"
+                for citation in average.cited
             )
             or "-",
         ]
-        for each in averages(figure, rows)
+        for average in averages(figure, rows)
     ]
 
 
@@ -219,18 +222,18 @@ def _table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def csv_text(figure: Figure, rows: Sequence[Row], device: str) -> str:
-    """The figure as comma-separated values: a row a model and batch."""
+    """Format a figure as comma-separated values: a row for each model and batch."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["device", "model", "batch", *(each.name for each in figure.columns), "error"])
+    writer.writerow(["device", "model", "batch", *(column.name for column in figure.columns), "error"])
     for row in rows:
-        cells = ["" if (cell := each.of(row)) is None else cell for each in figure.columns]
+        cells = ["" if (cell := column.of(row)) is None else cell for column in figure.columns]
         writer.writerow([device, row["model"], row["batch"], *cells, row.get("error", "")])
     return stream.getvalue()
 
 
 def curves_csv(figure: Figure, rows: Sequence[Row], device: str) -> str:
-    """The points of anytime curves."""
+    """Format the points of anytime curves."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["device", "model", "batch", "seconds", figure.unit])
@@ -241,7 +244,7 @@ def curves_csv(figure: Figure, rows: Sequence[Row], device: str) -> str:
 
 
 def points(figure: Figure, row: Row) -> list[tuple[float, float]]:
-    """A row's anytime curve; empty where there is none."""
+    """Return a row's anytime curve; empty if there is none."""
     try:
         return figure.curve(row) if figure.curve else []
     except NO_FIGURE:

@@ -21,7 +21,7 @@ class Conv(nn.Sequential):
     def __init__(
         self, inputs: int, filters: int, size: int | tuple[int, int], stride: int = 1, padding="same"
     ):
-        """Padding is ``same`` or ``valid``, as in the paper's figures."""
+        """Make the layers; padding is ``same`` or ``valid``, as in the paper's figures."""
         super().__init__(
             nn.Conv2d(inputs, filters, size, stride, padding, bias=False),
             nn.BatchNorm2d(filters, eps=1e-3),
@@ -33,12 +33,12 @@ class Branches(nn.Module):
     """Several ways from one input, their results side by side."""
 
     def __init__(self, *branches: nn.Module) -> None:
-        """The branches."""
+        """Keep the branches."""
         super().__init__()
         self.branches = nn.ModuleList(branches)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Concatenate what the branches make of the input."""
+        """Concatenate the branches' outputs."""
         return torch.cat([branch(x) for branch in self.branches], dim=1)
 
 
@@ -46,14 +46,14 @@ class Residual(nn.Module):
     """An Inception-ResNet block: branches, a linear 1×1 convolution, scaled, added to the input."""
 
     def __init__(self, filters: int, joined: int, branches: Branches, scale: float) -> None:
-        """``joined`` are the filters of all branches together."""
+        """Make the block; ``joined`` is the number of filters of all branches together."""
         super().__init__()
         self.branches = branches
         self.linear = nn.Conv2d(joined, filters, 1)
         self.scale = scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The input and the scaled residual."""
+        """Add the scaled residual to the input."""
         return F.relu(x + self.scale * self.linear(self.branches(x)))
 
 
@@ -62,7 +62,7 @@ def _pool() -> nn.MaxPool2d:
 
 
 def _stem() -> nn.Sequential:
-    """Figure 3."""
+    """Build Figure 3."""
     factorised = nn.Sequential(
         Conv(160, 64, 1), Conv(64, 64, (7, 1)), Conv(64, 64, (1, 7)), Conv(64, 96, 3, padding="valid")
     )
@@ -77,7 +77,7 @@ def _stem() -> nn.Sequential:
 
 
 def _block_a() -> Residual:
-    """Figure 16."""
+    """Build Figure 16."""
     branches = Branches(
         Conv(384, 32, 1),
         nn.Sequential(Conv(384, 32, 1), Conv(32, 32, 3)),
@@ -87,7 +87,7 @@ def _block_a() -> Residual:
 
 
 def _block_b() -> Residual:
-    """Figure 17."""
+    """Build Figure 17."""
     branches = Branches(
         Conv(1152, 192, 1),
         nn.Sequential(Conv(1152, 128, 1), Conv(128, 160, (1, 7)), Conv(160, 192, (7, 1))),
@@ -96,7 +96,7 @@ def _block_b() -> Residual:
 
 
 def _block_c() -> Residual:
-    """Figure 19."""
+    """Build Figure 19."""
     branches = Branches(
         Conv(2144, 192, 1),
         nn.Sequential(Conv(2144, 192, 1), Conv(192, 224, (1, 3)), Conv(224, 256, (3, 1))),
@@ -105,7 +105,7 @@ def _block_c() -> Residual:
 
 
 def _reduction_a() -> Branches:
-    """Figure 7 with the filters of Table 1: k 256, l 256, m 384, n 384."""
+    """Build Figure 7 with the filters of Table 1: k 256, l 256, m 384, n 384."""
     return Branches(
         _pool(),
         Conv(384, 384, 3, stride=2, padding="valid"),
@@ -114,7 +114,7 @@ def _reduction_a() -> Branches:
 
 
 def _reduction_b() -> Branches:
-    """Figure 18."""
+    """Build Figure 18."""
     return Branches(
         _pool(),
         nn.Sequential(Conv(1152, 256, 1), Conv(256, 384, 3, stride=2, padding="valid")),
@@ -124,7 +124,7 @@ def _reduction_b() -> Branches:
 
 
 def inception_resnet_v2(batch_size: int = 1):
-    """Model, example and loss."""
+    """Return model, example and loss."""
     model = nn.Sequential(
         _stem(),
         *(_block_a() for _ in range(5)),

@@ -1,4 +1,4 @@
-"""What is to be measured: one job for each model, batch and kind of measurement.
+"""Lists what is to be measured: one job for each model, batch and kind of measurement.
 
 A job is measured in a process of its own and its result kept as one JSON file, so that a run resumes where it
 stopped. A result counts only for the very job that it is asked for.
@@ -56,8 +56,8 @@ class Job:
         device: ``cpu`` or ``cuda``.
         solver: of the integer programs, for planning.
         time_limit: seconds for ordering and for placing; None for the planner's own.
-        train: whether the step trains.
-        timed: whether the step is run for its time, too.
+        train: True if the step trains.
+        timed: True if the step is run for its time, too.
         allocator: settings of PyTorch's CUDA allocator; empty for its default.
     """
 
@@ -74,29 +74,29 @@ class Job:
 
     @property
     def name(self) -> str:
-        """For people: model and batch."""
+        """The model and the batch."""
         return f"{short(self.model)} x{self.batch}{'' if self.train else ' inference'}"
 
     def path(self, output: Path) -> Path:
-        """Where its result is kept."""
+        """Return the path of its result."""
         batch = str(self.batch) if self.batch == self.group else f"{self.batch}-for-{self.group}"
         words = [short(self.model), batch, "" if self.train else "inference", self.allocator]
         name = "_".join(re.sub(r"[^\w.-]+", "-", word) for word in words if word)
         return output / self.device / self.kind / f"{name}.json"
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields."""
+        """Return the fields."""
         return asdict(self)
 
     @property
     def model_name(self) -> str:
-        """The name with the full path of a file beside this one."""
+        """The name, with its full path for a file beside this one."""
         beside = HERE / self.model
         return str(beside) if Path(str(beside).rpartition(":")[0]).is_file() else self.model
 
 
 def short(model: str) -> str:
-    """A model's name without its family or file."""
+    """Return a model's name without its family or file."""
     return model.rpartition(":")[2]
 
 
@@ -111,7 +111,7 @@ def jobs_of(
     inductor: bool,
     quick: bool,
 ) -> list[Job]:
-    """All jobs that some figures need.
+    """Return all jobs that some figures need.
 
     Args:
         figures: from :data:`FIGURES`.
@@ -120,11 +120,11 @@ def jobs_of(
         batches: for OLLA's figures; None for 1 and 32.
         solver: for planning.
         time_limit: seconds for each stage of planning.
-        inductor: whether torch.compile is measured on the same steps.
+        inductor: True if torch.compile is measured on the same steps.
         quick: a few small models only.
 
     Raises:
-        OptionError: when two models have one name, by which files and rows could not be told apart.
+        OptionError: if two models have one name, which could not be told apart in files and rows.
     """
     _refuse_namesakes(models or ())
     wanted = set(figures)
@@ -163,7 +163,7 @@ def _refuse_namesakes(models: Iterable[str]) -> None:
 def _sekiyama_jobs(
     models: dict[str, tuple[str, tuple[int, ...]]], timed: bool, common: dict[str, Any]
 ) -> list[Job]:
-    """Training at every batch, and inference of one input; on a CPU only the smallest batch is timed."""
+    """Return training at every batch and inference of one input; on a CPU only the smallest is timed."""
     jobs = []
     for model, batches in models.values():
         for batch in batches:

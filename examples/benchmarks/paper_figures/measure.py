@@ -54,20 +54,20 @@ def measure(job: Job) -> dict[str, Any]:
     }
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", RuntimeWarning)
-        found = kinds[job.kind](job)
-    if found.get("binding") == Binding.STOCK.value:
-        words = dict.fromkeys(str(each.message) for each in seen if each.category is RuntimeWarning)
-        found["stock_because"] = " ".join(words) or "the planned allocator is switched off"
-    return {**found, "versions": versions(job.device)}
+        result = kinds[job.kind](job)
+    if result.get("binding") == Binding.STOCK.value:
+        words = dict.fromkeys(str(warning.message) for warning in seen if warning.category is RuntimeWarning)
+        result["stock_because"] = " ".join(words) or "the planned allocator is switched off"
+    return {**result, "versions": versions(job.device)}
 
 
 def versions(device: str) -> dict[str, str]:
-    """Machine and libraries, for the record."""
-    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    """Return the versions of machine and libraries, for the record."""
+    names = {"python": platform.python_version(), "torch": str(torch.__version__)}
     if device == "cuda":
-        found |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
-        found["cudnn"] = str(torch.backends.cudnn.version())
-    return found
+        names |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+        names["cudnn"] = str(torch.backends.cudnn.version())
+    return names
 
 
 def _build(job: Job) -> tuple[ModelCase, torch.optim.Optimizer | None]:
@@ -79,19 +79,19 @@ def _build(job: Job) -> tuple[ModelCase, torch.optim.Optimizer | None]:
 
 
 def leave_recurrent_layers_to_pytorch(model: torch.nn.Module) -> None:
-    """Switch cuDNN off in this process where a model has recurrent layers, which nobody can capture then.
+    """Switch cuDNN off in this process if a model has recurrent layers, which no capture can hold with it.
 
     It also laid their weights into one storage when the model was moved.
     """
-    for each in model.modules():
-        if isinstance(each, torch.nn.RNNBase):
+    for module in model.modules():
+        if isinstance(module, torch.nn.RNNBase):
             torch.backends.cudnn.enabled = False
-            for parameter in each.parameters():
+            for parameter in module.parameters():
                 parameter.data = parameter.data.clone()
 
 
 def _measure_step(job: Job) -> dict[str, Any]:
-    """OLLA's figures: what eager needs, what the plan needs, and the seconds of everything."""
+    """Measure OLLA's figures: what eager needs, what the plan needs, and the seconds of everything."""
     load_search()
     case, optimizer = _build(job)
     events, eager = _eager(job, case, optimizer)
@@ -114,7 +114,7 @@ def _measure_step(job: Job) -> dict[str, Any]:
 def _eager(
     job: Job, case: ModelCase, optimizer: torch.optim.Optimizer | None, *, run: bool = True
 ) -> tuple[tuple[Any, ...], Needed]:
-    """An eager step's requests, and what they need."""
+    """Return an eager step's requests, and the memory that they need."""
     if job.device == "cpu":
         events, source = traces.trace(case, optimizer, run=run)
         return events, needed_of_events(events, source)
@@ -134,7 +134,7 @@ def _optimize(job: Job, case: ModelCase, optimizer: torch.optim.Optimizer | None
 
 
 def _plan_figures(plan: Plan) -> dict[str, Any]:
-    """What the figures take from a plan."""
+    """Return what the figures take from a plan."""
     provenance = plan.provenance
     return {
         "operators": len(plan.order),
@@ -151,8 +151,8 @@ def _plan_figures(plan: Plan) -> dict[str, Any]:
         "order_proved_by": provenance.order_proved_by,
         "place_found_by": provenance.place_found_by,
         "place_proved_by": provenance.place_proved_by,
-        "order_progress": [_point(each) for each in plan.memory.progress["order"]],
-        "place_progress": [_point(each) for each in plan.memory.progress["place"]],
+        "order_progress": [_point(point) for point in plan.memory.progress["order"]],
+        "place_progress": [_point(point) for point in plan.memory.progress["place"]],
     }
 
 
@@ -161,7 +161,7 @@ def _point(improvement: Improvement) -> list[Any]:
 
 
 def _measure_eager(job: Job) -> dict[str, Any]:
-    """The same eager step under other settings of the allocator, which this process was started with."""
+    """Measure the eager step with the allocator's settings that this process was started with."""
     case, optimizer = _build(job)
     return {"needed": measured(traces.eager_step(case, optimizer), job.device).to_json()}
 
@@ -174,7 +174,7 @@ def _measure_inductor(job: Job) -> dict[str, Any]:
 
 
 def _measure_loop(job: Job) -> dict[str, Any]:
-    """Sekiyama's figures: the requests as eager makes them, at planned addresses; and the time of a step."""
+    """Measure Sekiyama's figures: eager's requests at planned addresses, and the time of a step."""
     load_search()
     case, optimizer = _build(job)
     events, eager = _eager(job, case, optimizer, run=job.timed)
@@ -195,7 +195,7 @@ def _measure_loop(job: Job) -> dict[str, Any]:
 def times(
     case: ModelCase, optimizer: torch.optim.Optimizer | None, step: Callable[..., object], device: str
 ) -> dict[str, float]:
-    """Seconds of an eager and a planned step: medians of pairs.
+    """Time an eager and a planned step: medians of pairs, in seconds.
 
     Args:
         case: model, example and loss.
@@ -220,13 +220,13 @@ def times(
     while len(pairs) < PAIRS and sum(map(sum, pairs)) < ENOUGH_SECONDS:
         pairs.append(paired(*runs, len(pairs) % 2 == 0))
     return {
-        "eager_seconds": statistics.median(each for each, _ in pairs),
-        "planned_seconds": statistics.median(each for _, each in pairs),
+        "eager_seconds": statistics.median(seconds for seconds, _ in pairs),
+        "planned_seconds": statistics.median(seconds for _, seconds in pairs),
     }
 
 
 def _measure_pool(job: Job) -> dict[str, Any]:
-    """SmartPool's table: one iteration's requests, placed by several methods, over their peak load."""
+    """Measure SmartPool's table: one iteration's requests, placed by several methods, over their peak."""
     load_search()
     case, optimizer = _build(job)
     events, eager = _eager(job, case, optimizer, run=False)
@@ -235,7 +235,7 @@ def _measure_pool(job: Job) -> dict[str, Any]:
         method: place(spans, method=method).height_bytes
         for method in ("size-first-fit", "size-best-fit", "skyline", "auto")
     }
-    static = sum(each.nbytes for each in [*case.model.parameters(), *case.model.buffers()])
+    static = sum(tensor.nbytes for tensor in [*case.model.parameters(), *case.model.buffers()])
     return {
         "eager": eager.to_json(),
         "load_bytes": traces.live_peak_bytes(events),

@@ -26,7 +26,7 @@ def _seconds(title: str, name: str, value: Callable[[Row], float | None], decima
 
 
 def _planned(row: Row) -> int:
-    """What the planned step needs beside static arrays."""
+    """Return what the planned step needs beside static arrays."""
     return row["peak_bytes"] + row["output_bytes"]
 
 
@@ -39,7 +39,7 @@ def _less(eager: int, planned: int) -> float:
 
 
 def _fragmentation_with_static(row: Row) -> float:
-    """What of all reserved bytes, weights included, is not in use."""
+    """Return the share of all reserved bytes, weights included, that is not in use."""
     reserved = row["eager"]["reserved_bytes"]
     return row["eager"]["fragmentation"] * reserved / (reserved + row["static_bytes"])
 
@@ -139,12 +139,12 @@ ORDERING_TIME = Figure(
 
 
 def _first_within(progress: list[list[Any]], target: float) -> float | None:
-    """When a search was first at a value."""
+    """Return the time when a search first reached a value."""
     return next((seconds for seconds, value, *_ in progress if value <= target), None)
 
 
 def _order_curve(row: Row) -> list[tuple[float, float]]:
-    """Memory saved over eager's live bytes, in per cent, over time."""
+    """Return the memory saved over eager's live bytes, in per cent, over time."""
     eager = row["eager"]["live_bytes"]
     return [
         (seconds, 100 * _less(eager, value + row["output_bytes"]))
@@ -204,7 +204,7 @@ PLACEMENT_TIME = Figure(
 
 
 def _place_curve(row: Row) -> list[tuple[float, float]]:
-    """Fragmentation of the placement at hand, in per cent, over time."""
+    """Return the fragmentation of the best placement, in per cent, over time."""
     return [
         (seconds, 100 * (value - row["peak_bytes"]) / value) for seconds, value, *_ in row["place_progress"]
     ]

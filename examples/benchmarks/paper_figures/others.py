@@ -14,12 +14,12 @@ def _mode(row: Row) -> str:
 
 
 def _cited(table: dict[tuple[str, bool], Citation], row: Row) -> float | None:
-    found = table.get((row["model"], row["train"]))
-    return None if found is None else found.value
+    citation = table.get((row["model"], row["train"]))
+    return None if citation is None else citation.value
 
 
 def _saved(row: Row, name: str) -> float:
-    """Per cent of what the caching allocator reserves."""
+    """Return the saved share of what the caching allocator reserves, in per cent."""
     return 100 * (row["eager"]["reserved_bytes"] - row[name]) / row["eager"]["reserved_bytes"]
 
 

@@ -12,7 +12,7 @@ INSTALL = "pip install 'olla-fx[plot]'"
 
 
 def can_plot() -> bool:
-    """Whether matplotlib is installed."""
+    """Return True if matplotlib is installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -30,7 +30,7 @@ def plot(figure: Figure, rows: Sequence[Row], device: str, path: Path) -> None:
         path: its suffix chooses the format.
 
     Raises:
-        ImportError: when matplotlib is not installed.
+        ImportError: if matplotlib is not installed.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
@@ -50,9 +50,9 @@ def plot(figure: Figure, rows: Sequence[Row], device: str, path: Path) -> None:
 
 
 def draw_bars(axes: Any, figure: Figure, rows: Sequence[Row]) -> None:
-    """One group of bars a row for what is averaged."""
+    """Draw one group of bars for each row and averaged column."""
     columns = [figure.column(name) for name in dict.fromkeys(series.column for series in figure.series)]
-    drawn = [each for each in columns if any(each.of(row) is not None for row in rows)]
+    drawn = [column for column in columns if any(column.of(row) is not None for row in rows)]
     width = 0.8 / max(1, len(drawn))
     for number, column in enumerate(drawn):
         values = [column.of(row) for row in rows]
@@ -70,25 +70,27 @@ def draw_bars(axes: Any, figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def _draw_references(line: Callable[..., Any], figure: Figure) -> None:
-    """What the paper has, as dashed lines."""
-    cited = dict.fromkeys(each for series in figure.series for each in (*series.paper, *figure.references))
-    for number, each in enumerate(cited):
-        group = "" if each.group is None else f", batch {each.group}"
+    """Draw the paper's figures as dashed lines."""
+    cited = dict.fromkeys(
+        citation for series in figure.series for citation in (*series.paper, *figure.references)
+    )
+    for number, citation in enumerate(cited):
+        group = "" if citation.group is None else f", batch {citation.group}"
         line(
-            each.value, color=f"C{number + 5}", linestyle="--", linewidth=1,
-            label=f"paper, {each.words}{group}: {each.value:g}",
+            citation.value, color=f"C{number + 5}", linestyle="--", linewidth=1,
+            label=f"paper, {citation.words}{group}: {citation.value:g}",
         )  # fmt: skip
 
 
 def _draw_curves(axes: Any, figure: Figure, rows: Sequence[Row]) -> None:
-    """Steps over time, on a logarithmic axis; curves that never change would only hide the others."""
+    """Draw steps over time, on a logarithmic axis; curves that never change would only hide the others."""
     for row in rows:
-        found = points(figure, row)
-        if len(found) < 2:
+        curve = points(figure, row)
+        if len(curve) < 2:
             continue
-        found = [*found, (max(found[-1][0] * 1.5, found[-1][0] + 1e-3), found[-1][1])]
+        curve = [*curve, (max(curve[-1][0] * 1.5, curve[-1][0] + 1e-3), curve[-1][1])]
         axes.step(
-            [seconds for seconds, _ in found], [value for _, value in found], where="post",
+            [seconds for seconds, _ in curve], [value for _, value in curve], where="post",
             label=f"{row['model']} {row['batch']}",
         )  # fmt: skip
     _draw_references(axes.axvline, figure)

@@ -27,7 +27,7 @@ Measure = Callable[[Job], dict[str, Any]]
 
 
 def finished(job: Job, output: Path) -> dict[str, Any] | None:
-    """What was measured for this very job before; None if nothing was, or it failed.
+    """Return an earlier result of this very job; None if there is none, or it failed.
 
     Args:
         job: the job.
@@ -60,7 +60,7 @@ def run_all(jobs: Sequence[Job], output: Path, measure: Measure) -> None:
 
 
 def apart(script: Path, time_limit: float, threads: int | None) -> Measure:
-    """What measures a job in another process.
+    """Return a function that measures a job in another process.
 
     Args:
         script: is called with ``--one`` and the job.
@@ -86,7 +86,7 @@ def apart(script: Path, time_limit: float, threads: int | None) -> Measure:
 
 
 def _with_progress(jobs: Sequence[Job], done: int) -> Iterator[Job]:
-    """A progress bar on standard error; a line a job where tqdm is not installed."""
+    """Show a progress bar on standard error; without tqdm a line for each job."""
     try:
         from tqdm import tqdm
     except ImportError:
@@ -101,7 +101,7 @@ def _with_progress(jobs: Sequence[Job], done: int) -> Iterator[Job]:
 
 
 def _keep(job: Job, output: Path, result: dict[str, Any]) -> None:
-    """In one move, so that a run that is killed leaves whole files."""
+    """Write a result in one move, so that a run that is killed leaves whole files."""
     path = job.path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".part")
@@ -110,7 +110,7 @@ def _keep(job: Job, output: Path, result: dict[str, Any]) -> None:
 
 
 def rows_of(figure: Figure, jobs: Iterable[Job], output: Path) -> list[Row]:
-    """The rows of a figure, in the sequence of the jobs.
+    """Return the rows of a figure, in the sequence of the jobs.
 
     Args:
         figure: says which kinds of jobs are its rows.
@@ -139,7 +139,7 @@ def rows_of(figure: Figure, jobs: Iterable[Job], output: Path) -> list[Row]:
 
 
 def stored(job: Job, output: Path) -> dict[str, Any]:
-    """A job's result, a failure's too."""
+    """Return a job's result, also of a failure."""
     path = job.path(output)
     if not path.exists():
         return {"error": "not run"}
@@ -150,7 +150,7 @@ def prepare(output: Path) -> None:
     """Make the folder of results and see that it can be written to, before hours are spent on measuring.
 
     Raises:
-        OptionError: when it cannot.
+        OptionError: if it cannot be written to.
     """
     try:
         output.mkdir(parents=True, exist_ok=True)

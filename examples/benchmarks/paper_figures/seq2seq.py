@@ -22,7 +22,7 @@ class Seq2Seq(nn.Module):
     """Reads a sentence into an LSTM's state, from which another LSTM writes one."""
 
     def __init__(self) -> None:
-        """Embeddings, both LSTMs and the output layer."""
+        """Make the embeddings, both LSTMs and the output layer."""
         super().__init__()
         self.source_words = nn.Embedding(WORDS, UNITS)
         self.target_words = nn.Embedding(WORDS, UNITS)
@@ -31,7 +31,7 @@ class Seq2Seq(nn.Module):
         self.output = nn.Linear(UNITS, WORDS)
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Logits of every next word when training; else the words that are generated.
+        """Compute the logits of every next word if training; else the generated words.
 
         Args:
             source: word numbers, a sentence in each column.
@@ -50,11 +50,11 @@ class Seq2Seq(nn.Module):
 
 
 def loss(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of every word."""
+    """Compute the cross entropy of every word."""
     return F.cross_entropy(logits.flatten(0, 1), words.flatten())
 
 
 def seq2seq(batch_size: int = 1):
-    """Model, example and loss."""
+    """Return model, example and loss."""
     source, target, following = (torch.randint(WORDS, (TRAINING_LENGTH, batch_size)) for _ in range(3))
     return Seq2Seq(), (source, target, following), loss

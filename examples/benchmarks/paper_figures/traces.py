@@ -1,6 +1,6 @@
-"""Eager steps and what they request of the allocator.
+"""Traces what eager steps request of the allocator.
 
-On a CPU a step is run and recorded where its memory is there, kernels' workspaces included; else it is
+On a CPU a step is run and recorded if there is memory for it, kernels' workspaces included; else it is
 followed on fake tensors, which compute nothing and need no memory, and workspaces remain unseen.
 """
 
@@ -26,7 +26,7 @@ MARGIN = 1.6
 
 
 def eager_step(case: ModelCase, optimizer: torch.optim.Optimizer | None) -> Callable[[], object]:
-    """The step as one writes it in PyTorch: training with an optimizer, else inference."""
+    """Return the step as one writes it in PyTorch: training with an optimizer, else inference."""
     if optimizer is None:
 
         def infer() -> object:
@@ -47,7 +47,7 @@ def eager_step(case: ModelCase, optimizer: torch.optim.Optimizer | None) -> Call
 
 
 def followed(case: ModelCase, optimizer: torch.optim.Optimizer | None) -> tuple[AllocationEvent, ...]:
-    """The requests and frees of an eager step on fake tensors."""
+    """Return the requests and frees of an eager step on fake tensors."""
     mode = Mode.INFERENCE if optimizer is None else Mode.TRAINING
     request = StepRequest(case.model, case.inputs, mode, case.loss_fn, optimizer)
     with torch.random.fork_rng(devices=[]):
@@ -55,7 +55,7 @@ def followed(case: ModelCase, optimizer: torch.optim.Optimizer | None) -> tuple[
 
 
 def recorded(step: Callable[[], object]) -> tuple[AllocationEvent, ...]:
-    """The requests and frees of an eager step on a CPU, which is run."""
+    """Run an eager step on a CPU; return its requests and frees."""
     with record_events() as recording:
         # Held until the recording ends: a step's results are alive at its end.
         results = step()
@@ -66,12 +66,12 @@ def recorded(step: Callable[[], object]) -> tuple[AllocationEvent, ...]:
 def trace(
     case: ModelCase, optimizer: torch.optim.Optimizer | None, *, run: bool
 ) -> tuple[tuple[AllocationEvent, ...], BaselineSource]:
-    """What an eager step on a CPU requests, and how that was seen.
+    """Return the requests of an eager step on a CPU, and their source.
 
     Args:
         case: model, example and loss.
         optimizer: for training; None for inference.
-        run: whether to run it where its memory and the native allocator are there.
+        run: True to run it if there are memory and the native allocator for it.
     """
     events = followed(case, optimizer)
     if not run or not available() or not fits(live_peak_bytes(events)):
@@ -80,12 +80,12 @@ def trace(
 
 
 def fits(needed_bytes: int) -> bool:
-    """Whether this machine has the memory that a step needs beside its model."""
+    """Return True if this machine has the memory that a step needs beside its model."""
     return needed_bytes * MARGIN + RESERVE_BYTES < available_bytes()
 
 
 def available_bytes() -> int:
-    """Main memory that a new process can have without swapping."""
+    """Return the main memory that a new process can have without swapping."""
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -93,7 +93,7 @@ def available_bytes() -> int:
 
 
 def live_peak_bytes(events: Sequence[AllocationEvent]) -> int:
-    """Most bytes requested and not yet freed."""
+    """Return the maximum of bytes requested and not yet freed."""
     live = peak = 0
     for event in events:
         live += event.size_bytes if event.kind is EventKind.ALLOC else -event.size_bytes
@@ -102,7 +102,7 @@ def live_peak_bytes(events: Sequence[AllocationEvent]) -> int:
 
 
 def spans_of(events: Sequence[AllocationEvent], alignment: int = 1) -> list[Span]:
-    """A trace's blocks as rectangles, in eager's own order, for placing them.
+    """Return a trace's blocks as rectangles, in eager's own order, for placing them.
 
     Args:
         events: requests and frees; blocks that are never freed live to the end.
