@@ -15,10 +15,11 @@ from torch import nn
 from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.constant_folding import KnownValues
-from olla_fx.capture.inputs import Role, TensorSlot, TensorSpec, tensor_slots
-from olla_fx.capture.model_copy import ShadowModel
-from olla_fx.capture.types import Mode, OutputAlias, StepRequest, plan_device
+from olla_fx.capture.inputs import tensor_slots
+from olla_fx.capture.model_copy import ModelCopy
+from olla_fx.capture.types import OutputAlias, StepRequest, plan_device
 from olla_fx.eager.baseline import Baseline, dispatched_baseline
+from olla_fx.guards import Mode, Role, TensorSlot, TensorSpec
 from olla_fx.torch_compat import pytree
 
 
@@ -42,8 +43,8 @@ class FakeStep:
         self.parameters: dict[str, nn.Parameter] = {}
         with self.fake_mode:
             tensors = [self._copy(places[0], originals[places[0].owner]) for places in slots]
-            self._shadow = ShadowModel(request, slots)
-            self._shadow.put(tensors)
+            self._model_copy = ModelCopy(request, slots)
+            self._model_copy.put(tensors)
             self._tensors = tensors
             self._inputs = pytree.tree_map_only(torch.Tensor, self._input, request.inputs)
             self._layout, self._state, self._scalars = self._copy_optimizer()
@@ -88,7 +89,7 @@ class FakeStep:
         with self.fake_mode, KnownValues():
             if self.request.mode is Mode.INFERENCE:
                 with torch.no_grad():
-                    return self._shadow.model(*self._inputs)
+                    return self._model_copy.model(*self._inputs)
             if self.request.mode is Mode.AUTOGRAD:
                 return self.backward()
             loss = self.backward()
@@ -98,7 +99,7 @@ class FakeStep:
     def forward(self) -> list[torch.Tensor]:
         """Run forward only; the tensors among its outputs."""
         with self.fake_mode, KnownValues(), torch.enable_grad():
-            return _tensors_in(self._shadow.model(*self._inputs))
+            return _tensors_in(self._model_copy.model(*self._inputs))
 
     def aliases(self, outputs: Sequence[torch.Tensor]) -> list[OutputAlias | None]:
         """For each output what it looks into: a tensor of the model, an input, or another output.
@@ -133,12 +134,12 @@ class FakeStep:
                 total = torch.stack([each.real.double() for each in sums]).sum()
                 total.backward()  # type: ignore[no-untyped-call]
                 return total.detach()
-            if self._shadow.loss_fn is None:
+            if self._model_copy.loss_fn is None:
                 raise ValueError("a training step needs loss_fn")
             losses = []
             for *inputs, target in self.request.recipe.parts(self._inputs):
-                outputs = self._shadow.model(*inputs)
-                loss = self.request.recipe.share(self._shadow.loss_fn(outputs, target))
+                outputs = self._model_copy.model(*inputs)
+                loss = self.request.recipe.share(self._model_copy.loss_fn(outputs, target))
                 del outputs
                 loss.backward()  # type: ignore[no-untyped-call]
                 losses.append(loss.detach())

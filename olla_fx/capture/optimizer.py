@@ -14,15 +14,14 @@ from __future__ import annotations
 import collections
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from olla_fx import torch_compat
-from olla_fx.capture.inputs import TensorSpec
 from olla_fx.errors import UnsupportedOptimizerError
+from olla_fx.guards import OptimizerLayout, ScalarSlot, TensorHyperparameter, TensorSpec
 
 SUPPORTED: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.SGD,
@@ -45,78 +44,6 @@ _REFUSED = {
 
 # Python numbers in a group that choose code, not arithmetic.
 _IMPLEMENTATION_FLAGS = frozenset({"foreach", "fused"})
-
-
-@dataclass(frozen=True, slots=True)
-class ScalarSlot:
-    """A late-bound number: where it stands in the optimizer.
-
-    Attributes:
-        name: unique, such as ``group0.lr`` or ``group1.betas.0``.
-        group: index of the parameter group.
-        key: its key in the group.
-        element: its index where the group's value is a tuple, else None.
-        parameter: for SGD's dampening, which is 0 in a parameter's first step, that parameter's name.
-        positive: its sign when captured; optimizers choose code by it (``momentum > 0``).
-    """
-
-    name: str
-    group: int
-    key: str
-    element: int | None = None
-    parameter: str | None = None
-    positive: bool = True
-
-    def holds(self, groups: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether it is still a number, not a tensor, of the sign that was captured."""
-        if isinstance(self._value(groups), torch.Tensor):
-            return False
-        value = self.read(groups)
-        return value > 0 if self.positive else value < 0
-
-    def read(self, groups: Sequence[Mapping[str, Any]]) -> float:
-        """Its present value."""
-        return float(self._value(groups))
-
-    def _value(self, groups: Sequence[Mapping[str, Any]]) -> Any:
-        value = groups[self.group][self.key]
-        return value if self.element is None else value[self.element]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorHyperparameter:
-    """A learning rate that the user keeps in a tensor: where it stands in the optimizer, and its kind."""
-
-    name: str
-    group: int
-    key: str
-    spec: TensorSpec
-
-    def read(self, groups: Sequence[Mapping[str, Any]]) -> Any:
-        """What stands there now."""
-        return groups[self.group][self.key]
-
-    def holds(self, groups: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether that is still a tensor of this kind."""
-        value = self.read(groups)
-        return isinstance(value, torch.Tensor) and self.spec.fits(value)
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerLayout:
-    """What of an optimizer a plan depends on.
-
-    Attributes:
-        parameters: for each group, the names of its parameters.
-        scalars: its late-bound numbers, all of them not 0 when captured (dampening excepted).
-        constants: for each group, what is baked into the plan: flags, and numbers that are 0.
-        tensors: hyper-parameters that are tensors.
-    """
-
-    parameters: tuple[tuple[str, ...], ...]
-    scalars: tuple[ScalarSlot, ...]
-    constants: tuple[tuple[tuple[str, Any], ...], ...]
-    tensors: tuple[TensorHyperparameter, ...] = ()
 
 
 def check_supported(optimizer: torch.optim.Optimizer) -> None:

@@ -1,7 +1,6 @@
-"""Runs a planned step: looks its inputs up, records the first call, replays the rest in one buffer."""
+"""Runs a planned step: gathers its inputs, records the first call, replays the rest in one buffer."""
 
 from olla_fx.run.executor import Binding, Executor, RunCounts
-from olla_fx.run.lookup import StepLookup
 from olla_fx.run.module import MOST_PLANS, Compile, PlannedModule
 from olla_fx.run.plan_cache import CompiledStep
 from olla_fx.run.shared_buffer import SharedBuffer
@@ -15,5 +14,4 @@ __all__ = [
     "PlannedModule",
     "RunCounts",
     "SharedBuffer",
-    "StepLookup",
 ]

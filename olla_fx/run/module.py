@@ -22,21 +22,23 @@ from torch import fx, nn
 
 from olla_fx import torch_compat
 from olla_fx.capture import Mode, StepRequest, TensorSpec
+from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.eager import eager_baseline
 from olla_fx.errors import StepModeError
+from olla_fx.guards import Prologue
 from olla_fx.plan import Plan
 from olla_fx.report import StepReport
 from olla_fx.run.autograd import Pass, PlannedFunction
 from olla_fx.run.calls import (
     call_key,
+    call_kind,
+    check_training_flag,
     in_sequence,
-    mode_of,
     refuse_transforms,
     shows_the_model,
 )
 from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
 from olla_fx.run.executor import Binding, RunCounts
-from olla_fx.run.lookup import StepLookup
 from olla_fx.run.pickling import carried, refuse_unnamed
 from olla_fx.run.plan_cache import CompiledStep, KeptPlan, KeptPlans
 from olla_fx.run.repetition import AnotherPlan, Repetition, Strides, TangentLayouts
@@ -98,10 +100,9 @@ class PlannedModule(nn.Module):
         self.replans = 0
         self.stock_runs = 0
         if request.mode is Mode.AUTOGRAD:
-            request = replace(request, mode=mode_of(model, request.mode, request.inputs))
-        self._current = self._plan_step(
-            call_key(model, self._request.mode, request.inputs, request.mode), request
-        )
+            request = replace(request, mode=call_kind(model, request.mode, request.inputs)[0])
+        key, _ = call_key(self._request.mode, request.inputs)
+        self._current = self._plan_step(key, request)
         # Not as a child module: that would change the keys of state_dict. Last, since from here on
         # attributes that the model has are set there.
         object.__setattr__(self, "_model", model)
@@ -132,35 +133,36 @@ class PlannedModule(nn.Module):
             refuse_transforms()
         if named:
             inputs = in_sequence(self._model, self._request.mode, inputs, named)
-        mode = mode_of(self._model, self._request.mode, inputs)
+        check_training_flag(self._model, self._request.mode)
         with self._lock:
-            planned = self._planned_for(inputs, mode)
-            examples = planned.lookup.check_inputs(inputs)
-            values = planned.lookup.gather(examples)
+            planned, values = self._planned_for(inputs)
             self._current = planned
             if self._request.mode is Mode.TRAINING:
                 try:
                     return self._train(planned, values)
                 except BaseException:
-                    planned.lookup.undo_created_state()
+                    planned.prologue.undo_created_state()
                     raise
-        if mode is Mode.AUTOGRAD:
+        if planned.step.captured.mode is Mode.AUTOGRAD:
             return self._differentiate(planned, inputs, values)
         return self._infer(planned, values)
 
-    def _planned_for(self, inputs: tuple[Any, ...], mode: Mode) -> KeptPlan:
-        """The plan of a call, made now if there is none that fits."""
-        key = call_key(self._model, self._request.mode, inputs, mode)
-        planned, reason = self._plans.fitting(key)
-        if planned is not None:
-            return planned
+    def _planned_for(self, inputs: tuple[Any, ...]) -> tuple[KeptPlan, list[Any]]:
+        """Return the plan of a call, made now if none fits, and the values of its placeholders."""
+        key, examples = call_key(self._request.mode, inputs)
+        fitting = self._plans.fitting(key, examples)
+        if isinstance(fitting, tuple):
+            return fitting
+        kind = call_kind(self._model, self._request.mode, inputs)
+        reason = fitting.get(kind)
         if reason is None:
             # Another plan knows which parameters the optimizer is to hold by now.
-            self._current.lookup.adopt_parameters()
+            self._current.prologue.adopt_parameters()
         lost = self._plans.drop_lost()
         self.replans += lost or reason is not None
         logger.info("planning %s", f"again: {reason}" if reason else "for a new kind of call")
-        return self._plan_step(key, replace(self._request, inputs=inputs, mode=mode))
+        planned = self._plan_step(key, replace(self._request, inputs=inputs, mode=kind[0]))
+        return planned, planned.prologue.gather(examples)
 
     def _plan_step(self, key: Hashable, request: StepRequest, instead_of: KeptPlan | None = None) -> KeptPlan:
         step = self._compile(request, self._buffer)
@@ -170,8 +172,17 @@ class PlannedModule(nn.Module):
             check_graph_request(request, step.captured.device)
             graphed = GraphedStep(step.captured, step.executor)
         layouts = TangentLayouts.of(step.captured, seen=bool(request.tangent_strides))
-        lookup = StepLookup(step.captured, self._request)
-        planned = KeptPlan(key, step, lookup, example, graphed, layouts)
+        own = self._request
+        prologue = Prologue(
+            step.captured,
+            own.model,
+            own.loss_fn,
+            own.optimizer,
+            optimizers.initial_state,
+            differentiates=own.mode is Mode.AUTOGRAD and torch.is_grad_enabled(),
+        )
+        kind = call_kind(own.model, own.mode, request.inputs)
+        planned = KeptPlan(key, kind, step, prologue, example, graphed, layouts)
         self._plans.keep(planned, instead_of)
         return planned
 
@@ -209,11 +220,12 @@ class PlannedModule(nn.Module):
         enabled, dtype, cached = captured.autocast
         autocast = torch.autocast(captured.device.type, dtype, enabled, cache_enabled=cached)
         with self._lock, autocast, torch.enable_grad():
-            key = call_key(self._model, self._request.mode, inputs, captured.mode)
+            key, examples = call_key(self._request.mode, inputs)
             # What fits the model as it is now might be the plan for another state than forward has seen.
-            if key != planned.key or planned.lookup.outdated() is not None:
+            if key != planned.key or planned.prologue.why_not() is not None:
                 return None
-            present, _ = self._plans.fitting(key)
+            fitting = self._plans.fitting(key, examples)
+            present = fitting[0] if isinstance(fitting, tuple) else None
             if present is not None and present is not planned:
                 if present.step.captured.tangent_strides == strides:
                     return self._another(present, inputs)

@@ -7,15 +7,17 @@ too many and the one that was not used for longest goes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from olla_fx.capture import CapturedStep
+from olla_fx.guards import Mismatch, Prologue
 from olla_fx.plan import Plan
 from olla_fx.run.cuda_graph import GraphedStep
 from olla_fx.run.executor import Executor
-from olla_fx.run.lookup import StepLookup
 from olla_fx.run.repetition import TangentLayouts
 from olla_solvers.errors import OptionError
 
@@ -40,17 +42,19 @@ class KeptPlan:
     """A plan, the kind of call that it is for, and what its calls need.
 
     Attributes:
-        key: the kind of call.
+        key: what tells calls apart by their inputs.
+        kind: the mode of the call, and the modules' training flags.
         step: the planned step.
-        lookup: finds its inputs, and tells whether it still fits the model.
+        prologue: gathers its inputs, and tells if it still fits the model.
         example: the inputs that it was planned for, their tensors as specs.
         graphed: launches it as CUDA graphs, if it is to be.
         layouts: what is known of the layouts of its outputs' gradients.
     """
 
     key: Hashable
+    kind: Hashable
     step: CompiledStep
-    lookup: StepLookup
+    prologue: Prologue
     example: Any
     graphed: GraphedStep | None
     layouts: TangentLayouts
@@ -77,23 +81,41 @@ class KeptPlans:
         """How many there are."""
         return len(self._plans)
 
-    def fitting(self, key: Hashable) -> tuple[KeptPlan | None, str | None]:
-        """The plan for a kind of call that fits the model as it is.
+    def fitting(
+        self, key: Hashable, examples: Sequence[torch.Tensor]
+    ) -> tuple[KeptPlan, list[Any]] | dict[Hashable, str]:
+        """Find the plan for a call that fits the model as it is.
+
+        Args:
+            key: what tells the call apart by its inputs.
+            examples: the tensors among these.
 
         Returns:
-            It, or None; and why the one that was used last for this kind does not fit, if there is one.
+            The plan and the values of its placeholders; if there is none, for each kind of call the reason
+            why the plan that was used last does not fit.
+
+        Raises:
+            StepInputError: if an input cannot be used with the plan that fits.
         """
-        reason = None
-        for planned in [each for each in reversed(self._plans) if each.key == key]:
-            if reason is None:
-                planned.lookup.adopt_parameters()
-            outdated = planned.lookup.outdated()
-            if outdated is None:
-                self._plans.remove(planned)
-                self._plans.append(planned)
-                return planned, reason
-            reason = reason or outdated
-        return None, reason
+        plans = [planned for planned in reversed(self._plans) if planned.key == key]
+        for planned in plans:
+            values = planned.prologue.check(examples)
+            if values is not None:
+                return self._used(planned), values
+        if plans:
+            plans[0].prologue.adopt_parameters()
+        reasons: dict[Hashable, str] = {}
+        for planned in plans:
+            gathered = planned.prologue.run(examples)
+            if not isinstance(gathered, Mismatch):
+                return self._used(planned), gathered
+            reasons.setdefault(planned.kind, gathered.reason)
+        return reasons
+
+    def _used(self, planned: KeptPlan) -> KeptPlan:
+        self._plans.remove(planned)
+        self._plans.append(planned)
+        return planned
 
     def keep(self, planned: KeptPlan, instead_of: KeptPlan | None = None) -> None:
         """Add a plan; the one that was not used for longest goes where there are too many.
@@ -114,11 +136,7 @@ class KeptPlans:
         Returns:
             Whether there were any.
         """
-        present = [
-            each
-            for each in self._plans
-            if not each.lookup.structure_outdated() and not each.lookup.tensors_lost()
-        ]
+        present = [planned for planned in self._plans if planned.prologue.lost() is None]
         lost = len(present) < len(self._plans)
         self._plans = present
         return lost

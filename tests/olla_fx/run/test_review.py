@@ -123,10 +123,10 @@ def test_a_first_run_that_raises_leaves_its_state_new():
 
 def test_created_state_can_be_taken_back():
     twins = Twins(mlp(), dampened, vectors(1)[0])
-    lookup = twins.step._current.lookup
-    lookup.gather(lookup.check_inputs(vectors(1)[0]))
+    prologue = twins.step._current.prologue
+    prologue.gather(vectors(1)[0])
     assert len(twins.optimizers[1].state) == 4
-    lookup.undo_created_state()
+    prologue.undo_created_state()
     assert not twins.optimizers[1].state
     twins.run(vectors(3))
 
