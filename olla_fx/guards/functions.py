@@ -88,7 +88,7 @@ def global_names(code: types.CodeType) -> tuple[str, ...]:
         for instruction in dis.get_instructions(code)
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
     ]
-    inner = [
-        name for part in code.co_consts if isinstance(part, types.CodeType) for name in global_names(part)
-    ]
-    return tuple(dict.fromkeys([*names, *inner]))
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names += global_names(constant)
+    return tuple(dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""Names what models of other libraries do beside computing, which changes no result and need not be repeated."""
+"""Names what models of other libraries do beside computing: it changes no result, so no step repeats it."""
 
 from __future__ import annotations
 

@@ -76,6 +76,7 @@ class Prologue:
             )
         self._is_on_meta = any(spec.device.type == "meta" for _, _, spec in self._exact.slots)
         self._generated: Callable[[], tuple[list[torch.Tensor], list[Any]] | None] | None = None
+        self._objects: dict[str, Any] = {}
         self.source = ""
 
     def check(self, examples: Sequence[torch.Tensor]) -> list[Any] | None:
@@ -207,7 +208,7 @@ class Prologue:
         tensors = [value for value in values[: len(values) - examples] if isinstance(value, torch.Tensor)]
         objects["fit"] = torch_compat.tensors_fit(tensors)
         if self._generated is not None and source == self.source:
-            self._generated.__globals__.update(objects)  # type: ignore[attr-defined]
+            self._objects.update(objects)
             return
         exec(compile(source, "<guards of a plan>", "exec"), objects)
-        self._generated, self.source = objects["prologue"], source
+        self._generated, self.source, self._objects = objects["prologue"], source, objects

@@ -18,7 +18,7 @@ from torch import fx, nn
 from olla_fx import torch_compat
 from olla_fx.guards import other_libraries
 from olla_fx.guards.functions import function_behind, function_values, is_users
-from olla_fx.guards.snapshot import CONTAINERS, Same, is_plain, snapshot_of
+from olla_fx.guards.snapshot import CONTAINERS, is_plain, same, snapshot_of
 
 MODULE_TABLES = (
     frozenset(nn.Module().__dict__)
@@ -82,7 +82,7 @@ class GuardedAttribute:
 def _attribute_snapshot(module: nn.Module, key: str, is_input: bool, snapshots: dict[int, object]) -> object:
     where, value = find(module, key)
     if where == CLASS and not is_plain(value) and not isinstance(value, CONTAINERS):
-        return Same(value)  # descriptors may keep values of all instances
+        return same(value)  # descriptors may keep values of all instances
     if is_input:
         return where
     if id(value) not in snapshots:
@@ -125,10 +125,9 @@ class Reads:
         attributes = []
         classes: dict[int, tuple[str, nn.Module, type]] = {}
         for (identity, key), module in reads.items():
-            if identity not in originals and (
-                isinstance(module, fx.GraphModule) or type(module) is nn.Module
-            ):
-                continue  # tracing's own
+            made_by_tracing = isinstance(module, fx.GraphModule) or type(module) is nn.Module
+            if identity not in originals and made_by_tracing:
+                continue
             name, original = originals.get(identity, (type(module).__name__, module))
             if key.startswith("__") or key in _NOT_GUARDED:
                 continue
@@ -141,7 +140,7 @@ class Reads:
             attributes.append(GuardedAttribute.of(label, original, key, is_input))
         methods = user_methods((attribute.module, attribute.key) for attribute in attributes)
         roots: list[tuple[str, object]] = [("loss_fn", loss_fn)]
-        called = function_behind(loss_fn) or function_behind(getattr(type(loss_fn), "__call__", None))
+        called = function_behind(loss_fn) or function_behind(type(loss_fn).__dict__.get("__call__"))
         roots += [("loss_fn", called)] if called not in (None, loss_fn) else []
         roots += [(f"what {method.__qualname__} reads", method) for method in methods]
         functions = tuple((label, root, _function_snapshot(root)) for label, root in roots)

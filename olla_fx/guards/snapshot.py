@@ -43,7 +43,7 @@ _BY_IDENTITY = (
 _OF_PARTS = (types.MethodType, functools.partial, np.ndarray, *_GENERATORS)
 
 
-class Same:
+class _Same:
     """The snapshot of an object by identity; keeps it alive, so that its identity is not reused."""
 
     __slots__ = ("value",)
@@ -52,10 +52,15 @@ class Same:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.value is other.value
+        return isinstance(other, _Same) and self.value is other.value
 
     def __hash__(self) -> int:
         return id(self.value)
+
+
+def same(value: object) -> object:
+    """Return a snapshot by identity alone."""
+    return _Same(value)
 
 
 def is_plain(value: object) -> bool:
@@ -86,7 +91,7 @@ def snapshot_of(value: object, *, versions: bool = False, depth: int = 0) -> obj
     if isinstance(value, _PLAIN):
         return kind.__name__, value
     if isinstance(value, torch.Tensor):
-        return Same(value), value._version if versions else 0
+        return same(value), value._version if versions else 0
     if isinstance(value, np.ndarray) and value.nbytes <= _LARGEST_ARRAY_BYTES:
         return value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, _GENERATORS):
@@ -95,10 +100,15 @@ def snapshot_of(value: object, *, versions: bool = False, depth: int = 0) -> obj
     if parts is None and depth < _DEEPEST and isinstance(value, Iterator):
         parts = _iterator_parts(value)
     if parts is None:
-        return Same(value)
+        return same(value)
     return kind.__name__, [
         (name, snapshot_of(part, versions=versions, depth=depth + 1)) for name, part in parts
     ]
+
+
+def are_different(one: object, other: object) -> bool:
+    """Return True if two values have different snapshots."""
+    return snapshot_of(one) != snapshot_of(other)
 
 
 class Identities:
@@ -176,8 +186,9 @@ def _parts_of(value: object) -> list[tuple[object, object]] | None:
         return [(str(key), part) for key, part in value.items()]
     if isinstance(value, CONTAINERS):
         return list(enumerate(value))
+    kind: Any = type(value)
     slots: list[tuple[object, object]] = [
-        (name, getattr(value, name)) for name in _all_slot_names(type(value)) if hasattr(value, name)
+        (name, getattr(value, name)) for name in _all_slot_names(kind) if hasattr(value, name)
     ]
     fields = getattr(value, "__dict__", None)
     return slots or None if fields is None else [*slots, *fields.items()]

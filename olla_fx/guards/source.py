@@ -25,7 +25,10 @@ from olla_fx.guards.functions import followed_functions, global_names
 from olla_fx.guards.inputs import Mode, Role, modules_within
 from olla_fx.guards.optimizer import OptimizerGuard
 from olla_fx.guards.reads import CLASS, OWN, TABLES, GuardedAttribute, find
-from olla_fx.guards.snapshot import CONTAINERS, Identities, is_immutable, is_plain, snapshot_of
+from olla_fx.guards.snapshot import CONTAINERS, Identities, are_different, is_immutable, is_plain, snapshot_of
+
+_MOST_SINGLE_LOOKUPS = 8
+"""Up to so many names looking each up in a dictionary takes less time than comparing its keys with a set."""
 
 
 def prologue_source(
@@ -114,11 +117,11 @@ class _Writer:
         for name, module in exact.modules.items():
             conditions = self._module_conditions(module, exact.assumed.module_training[name])
             conditions += self._hook_conditions(module, exact.hooks[name])
-            conditions += self._attribute_conditions(module, attributes.pop(id(module), []))
+            conditions += self._attribute_conditions(module, attributes.pop(id(module), []), own=True)
             self._write_module(name or type(module).__name__, module, conditions, tensors.get(id(module), []))
         for guarded in attributes.values():  # of modules that are no part of the step
             module = guarded[0].module
-            conditions = self._attribute_conditions(module, guarded)
+            conditions = self._attribute_conditions(module, guarded, own=False)
             self._write_module(guarded[0].label, module, conditions, [])
 
     def _write_module(
@@ -144,21 +147,35 @@ class _Writer:
         function = self.name("call", torch_compat.module_hooks)
         return [f"{function}({self.name('m', module)}) != {self.name('hooks', hooks)}"]
 
-    def _attribute_conditions(self, module: nn.Module, attributes: list[GuardedAttribute]) -> list[str]:
+    def _attribute_conditions(
+        self, module: nn.Module, attributes: list[GuardedAttribute], *, own: bool
+    ) -> list[str]:
+        """Return when something was replaced or is hidden; ``own`` modules' children are checked already."""
         if not attributes:
             return []
         conditions = [f"type({self.name('m', module)}) is not {self.name('class_', type(module))}"]
+        keys = [attribute.key for attribute in attributes if attribute.key not in module.__dict__]
+        if len(keys) > _MOST_SINGLE_LOOKUPS:
+            conditions.append(f"not d.keys().isdisjoint({self.name('keys', frozenset(keys))})")
+        else:
+            conditions += [f"{key!r} in d" for key in keys]
         for attribute in attributes:
             key, (where, value) = attribute.key, find(module, attribute.key)
-            if key not in module.__dict__:
-                conditions.append(f"{key!r} in d")
             if where == "":
                 conditions += [f"{key!r} in d[{table!r}]" for table in TABLES]
-            elif where != CLASS and not attribute.is_input:
+            elif where != CLASS and not attribute.is_input and not (own and where == "_modules"):
                 present = f"d[{key!r}]" if where == OWN else f"d[{where!r}][{key!r}]"
-                conditions.append(f"{present} is not {self.name('v', value)}")
-                conditions += self._within(value)
+                conditions += self._replaced(present, value)
         return conditions
+
+    def _replaced(self, present: str, value: object) -> list[str]:
+        """Return when an expression no longer gives an object, or something in that was replaced."""
+        condition = f"{present} is not {self.name('v', value)}"
+        if isinstance(value, float):  # computed anew at every step, maybe
+            condition = (
+                f"({condition} and {self.name('call', are_different)}({present}, {self.name('v', value)}))"
+            )
+        return [condition, *self._within(value)]
 
     def _within(self, value: object) -> list[str]:
         """Return the condition under which something in an object was replaced, once for each object."""
@@ -209,8 +226,7 @@ class _Writer:
                 value = cell.cell_contents
             except ValueError:  # not assigned yet: asked for again, it raises, and the prologue gives up
                 value = None
-            conditions.append(f"{self.name('cell', cell)}.cell_contents is not {self.name('v', value)}")
-            conditions += self._within(value)
+            conditions += self._replaced(f"{self.name('cell', cell)}.cell_contents", value)
         present = function.__globals__
         variables = self.name("globals_", present)
         absent = []
@@ -218,14 +234,11 @@ class _Writer:
             if key not in present:
                 absent.append(key)
                 continue
-            conditions.append(f"{variables}[{key!r}] is not {self.name('v', present[key])}")
-            conditions += self._within(present[key])
+            conditions += self._replaced(f"{variables}[{key!r}]", present[key])
         if absent:
             conditions.append(f"not {variables}.keys().isdisjoint({self.name('absent', frozenset(absent))})")
         for attribute in ("__defaults__", "__kwdefaults__"):
-            value = getattr(function, attribute)
-            conditions.append(f"{name}.{attribute} is not {self.name('v', value)}")
-            conditions += self._within(value)
+            conditions += self._replaced(f"{name}.{attribute}", getattr(function, attribute))
         return conditions
 
     def write_tensors(self, exact: ExactComparison) -> list[str]:

@@ -130,7 +130,7 @@ def call_key(planned: Mode, inputs: tuple[Any, ...]) -> tuple[Key, list[torch.Te
 
 
 def call_kind(model: nn.Module, planned: Mode, inputs: tuple[Any, ...]) -> tuple[Mode, Hashable]:
-    """Return the mode of a call, and the modules' training flags: a change of these is no change of the model.
+    """Return the mode of a call and the modules' training flags, whose change is no change of the model.
 
     In the caller's own loop gradients decide the mode, elsewhere it is planned. A whole training step that is
     called in another mode is refused, so that its flags are a part of the model.

@@ -18,7 +18,6 @@ OpOverload = torch._ops.OpOverload
 TorchDispatchMode = _python_dispatch.TorchDispatchMode
 
 _address_of = attrgetter("_cdata")
-_EXTENTS: tuple[Callable[[Any], Iterable[int]], ...] = (torch.Tensor.size, torch.Tensor.stride)
 
 UNINITIALIZED = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 """What lazy modules hold before their first call."""
@@ -56,7 +55,8 @@ def tensors_fit(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     That is class, sizes, strides, dtype, device, requires_grad, and the bits for lazy conjugation and
     negation, as Dynamo's guards see them. The tensors are not kept alive.
     """
-    sizes, strides = ([list(extents) for extents in map(read, tensors)] for read in _EXTENTS)
+    sizes: list[Any] = [list(tensor.size()) for tensor in tensors]
+    strides: list[Any] = [list(tensor.stride()) for tensor in tensors]
     check: Callable[..., bool] = TensorGuards(
         *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
     ).check
