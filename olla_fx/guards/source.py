@@ -170,11 +170,10 @@ class _Writer:
 
     def _replaced(self, present: str, value: object) -> list[str]:
         """Return when an expression no longer gives an object, or something in that was replaced."""
-        condition = f"{present} is not {self.name('v', value)}"
+        planned = self.name("v", value)
+        condition = f"{present} is not {planned}"
         if isinstance(value, float):  # computed anew at every step, maybe
-            condition = (
-                f"({condition} and {self.name('call', are_different)}({present}, {self.name('v', value)}))"
-            )
+            condition = f"({condition} and {self.name('call', are_different)}({present}, {planned}))"
         return [condition, *self._within(value)]
 
     def _within(self, value: object) -> list[str]:
