@@ -37,10 +37,8 @@ def main() -> None:
     parser.add_argument("--one-round", action="store_true", help="print one round's figures as JSON")
     arguments = parser.parse_args()
     if arguments.one_round:
-        rows = {
-            f"{name}, {step}": measure(name, step, arguments) for name in arguments.models for step in STEPS
-        }
-        print(json.dumps(rows))
+        cases = [(name, step) for name in arguments.models for step in STEPS]
+        print(json.dumps({f"{name}, {step}": measure(name, step, arguments.calls) for name, step in cases}))
         return
     checkouts = [Path(__file__).parents[2], *([arguments.against] if arguments.against else [])]
     rounds: dict[Path, list[dict[str, list[float]]]] = {checkout: [] for checkout in checkouts}
