@@ -1,6 +1,6 @@
 """An optimizer's update as part of a captured step.
 
-The user's own ``step`` code is traced on a *shadow*: an object of the same class whose groups hold the
+The user's own ``step`` code is traced on a copy: an object of the same class whose groups hold the
 traced parameters and whose hyper-parameters are *late-bound scalars*, numbers that become placeholders
 of the graph instead of constants. A scheduler's change of ``lr`` therefore takes effect in the next
 step without a new plan, and all arithmetic stays Python's and eager's.
@@ -210,9 +210,9 @@ def initial_state(
     stand_in = parameter.detach()
     stand_in.grad = stand_in.detach()
     alone = {**_unfused(group), "params": [stand_in]}
-    shadow = _shadow(optimizer, [alone], {})
-    torch_compat.initialize_optimizer_state(shadow, alone)
-    return dict(shadow.state[stand_in])
+    copied = _copy_with(optimizer, [alone], {})
+    torch_compat.initialize_optimizer_state(copied, alone)
+    return dict(copied.state[stand_in])
 
 
 def run_update(
@@ -247,7 +247,7 @@ def run_update(
     try:
         step = torch_compat.optimizer_step_function(type(optimizer))
         with torch.no_grad():
-            step(_shadow(optimizer, groups, keyed))
+            step(_copy_with(optimizer, groups, keyed))
     finally:
         for name in gradients:
             parameters[name].grad = None
@@ -273,15 +273,15 @@ def _bind(
     return bound
 
 
-def _shadow(
+def _copy_with(
     optimizer: torch.optim.Optimizer,
     groups: list[dict[str, Any]],
     state: Mapping[torch.Tensor, dict[str, torch.Tensor]],
 ) -> torch.optim.Optimizer:
     """An object of the optimizer's class with other groups and state, and no hooks."""
-    shadow: torch.optim.Optimizer = object.__new__(type(optimizer))
-    shadow.__dict__.update(optimizer.__dict__)
-    shadow.__dict__.pop("step", None)
-    shadow.param_groups = groups
-    shadow.state = collections.defaultdict(dict, state)
-    return shadow
+    copied: torch.optim.Optimizer = object.__new__(type(optimizer))
+    copied.__dict__.update(optimizer.__dict__)
+    copied.__dict__.pop("step", None)
+    copied.param_groups = groups
+    copied.state = collections.defaultdict(dict, state)
+    return copied

@@ -99,10 +99,8 @@ class ExactComparison:
                 return f"module {name} was replaced"
             if list(module._modules.items()) != self.children[name]:
                 return f"module {name} has one of its children in another place"
-        return "loss_fn has its modules in another place" if self._loss_moved() else None
-
-    def _loss_moved(self) -> bool:
-        return modules_within(self._loss_fn) != self._loss_modules
+        moved = modules_within(self._loss_fn) != self._loss_modules
+        return "loss_fn has its modules in another place" if moved else None
 
     def tensors_lost(self) -> str | None:
         """Return which tensor is gone, of another kind, or tied otherwise than planned; None if none is."""

@@ -130,7 +130,7 @@ class OptimizerGuard:
         optimizer: torch.optim.Optimizer,
         layout: OptimizerLayout,
         state_keys: Mapping[str, tuple[str, ...]],
-        specs: Mapping[str, TensorSpec],
+        specs: Mapping[str, TensorSpec | None],
         holders: Mapping[str, tuple[nn.Module, str]],
         initial_state: InitialState,
     ) -> None:

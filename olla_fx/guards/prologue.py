@@ -69,7 +69,7 @@ class Prologue:
         self._exact = ExactComparison(assumed, model, loss_fn, differentiates=differentiates)
         self._optimizer: OptimizerGuard | None = None
         if optimizer is not None and assumed.optimizer is not None:
-            specs = {item.name: item.spec for item in assumed.inputs if item.role is Role.STATE and item.spec}
+            specs = {item.name: item.spec for item in assumed.inputs if item.role is Role.STATE}
             holders = {slot.name: (module, slot.key) for slot, module, _ in self._exact.slots}
             self._optimizer = OptimizerGuard(
                 optimizer, assumed.optimizer, assumed.state_keys, specs, holders, initial_state
