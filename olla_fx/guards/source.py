@@ -88,7 +88,7 @@ class _Writer:
         """Let the prologue return None if any of some conditions holds."""
         conditions = list(conditions)
         if conditions:
-            self.lines += [f"    # {comment}"] if comment else []
+            self.lines += [f"    # {comment!r}"] if comment else []
             self.lines += [f"    if {' or '.join(conditions)}:", "        return None"]
 
     def write_settings(self, exact: ExactComparison) -> None:
