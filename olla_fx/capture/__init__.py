@@ -1,8 +1,8 @@
 """Captures a model and an example as one fx graph of the whole step."""
 
-from olla_fx.capture.inputs import Role, StepInput, TensorSlot, TensorSpec
 from olla_fx.capture.step import capture
-from olla_fx.capture.types import CapturedStep, Mode, StepRequest
+from olla_fx.capture.types import CapturedStep, StepRequest
+from olla_fx.guards import Mode, Role, StepInput, TensorSlot, TensorSpec
 
 __all__ = [
     "CapturedStep",

@@ -16,10 +16,11 @@ from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.constant_folding import ConstantFolding
 from olla_fx.capture.gradients import clip, micro_batches, share_of_loss
-from olla_fx.capture.inputs import Role, TensorSlot, TensorSpec, tensor_slots
-from olla_fx.capture.model_copy import ShadowModel
-from olla_fx.capture.types import Mode, OutputAlias, StepRequest, plan_device
+from olla_fx.capture.inputs import tensor_slots
+from olla_fx.capture.model_copy import ModelCopy
+from olla_fx.capture.types import OutputAlias, StepRequest, plan_device
 from olla_fx.eager.baseline import Baseline, dispatched_baseline
+from olla_fx.guards import Mode, Role, TensorSlot, TensorSpec
 from olla_fx.torch_compat import pytree
 
 
@@ -43,7 +44,7 @@ class FakeStep:
         self.parameters: dict[str, nn.Parameter] = {}
         with self.fake_mode:
             tensors = [self._copy(places[0], originals[places[0].owner]) for places in slots]
-            self._model_copy = ShadowModel(request, slots)
+            self._model_copy = ModelCopy(request, slots)
             self._model_copy.put(tensors)
             self._tensors = tensors
             self._inputs = pytree.tree_map_only(torch.Tensor, self._input, request.inputs)

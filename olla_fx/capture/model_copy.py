@@ -1,8 +1,9 @@
-"""A structural copy of a model and its loss to trace, so that tracing cannot touch the user's.
+"""Copies a model and its loss to trace them, so that tracing cannot touch the user's.
 
-Modules and their Python attributes are copied, tensors are not. After tracing, the copies' attributes
-are compared with what they were: a forward that counts its calls or keeps a tensor for the next one
-would run that code once, while capturing, and never again, so it is refused.
+Modules and their Python attributes are copied, tensors are not. After tracing, the copies' attributes and
+the global variables that the user's functions read are compared with what they were: a forward that counts
+its calls or keeps a tensor for the next one would run that code once, while capturing, and never again, so
+it is refused.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ import torch
 from torch import nn
 
 from olla_fx import torch_compat
-from olla_fx.capture import other_libraries
-from olla_fx.capture.inputs import Role, TensorSlot, step_modules
-from olla_fx.capture.pictures import function_values, leaves_within, picture_of
-from olla_fx.capture.python_state import MODULE_TABLES
-from olla_fx.capture.types import Mode, StepRequest
+from olla_fx.capture.types import StepRequest
 from olla_fx.errors import CaptureError
+from olla_fx.guards import MODULE_TABLES, Mode, Role, TensorSlot, other_libraries, step_modules
+from olla_fx.guards.functions import function_values
+from olla_fx.guards.reads import user_methods
+from olla_fx.guards.snapshot import leaves_within, snapshot_of
 
-_NOT_PICTURED = (MODULE_TABLES - {"training"}) | other_libraries.HARMLESS_ATTRIBUTES
+_NOT_COMPARED = (MODULE_TABLES - {"training"}) | other_libraries.HARMLESS_ATTRIBUTES
 
 
-class ShadowModel:
+class ModelCopy:
     """A copy of a model and its loss into which other tensors can be put.
 
     Attributes:
@@ -42,7 +43,7 @@ class ShadowModel:
             slots: their tensors, from :func:`~olla_fx.capture.inputs.tensor_slots`.
 
         Raises:
-            CaptureError: when hooks hang on it, TorchScript has compiled some of it, or it cannot be copied.
+            CaptureError: if it has hooks, TorchScript has compiled some of it, or it cannot be copied.
         """
         originals = request.modules()
         _refuse_scripts(originals)
@@ -78,27 +79,30 @@ class ShadowModel:
                 module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
 
     def attributes(self) -> dict[str, object]:
-        """A comparable picture of all Python attributes and loose tensors of the copies.
+        """Return snapshots, by name, of the copies' Python attributes and loose tensors.
 
-        A tensor that was put in and is no longer there, or has another memory, is in it as well, and so is a
-        parameter or buffer that is new.
+        Beside them are values that the user's functions read, tensors that were put in and are no longer
+        there or have another memory, and parameters and buffers that are new.
         """
         known = {(slot.owner, slot.key) for places in self._slots for slot in places}
-        picture: dict[str, object] = {}
+        snapshots: dict[str, object] = {}
         for owner, module in self.modules.items():
             hooked = bool(torch_compat.module_hooks(module))
             for key, value in module.__dict__.items():
-                if key in _NOT_PICTURED or (owner, key) in known:
+                if key in _NOT_COMPARED or (owner, key) in known:
                     continue
                 if isinstance(value, torch.Tensor) and hooked:
                     continue  # weight_norm and spectral_norm recompute it in their hook at every call
-                picture[f"{owner}.{key}".lstrip(".")] = picture_of(value, versions=True)
-        for key, value in (function_values(self.loss_fn) or {"itself": self.loss_fn}).items():
-            picture[f"loss_fn: {key}"] = picture_of(value, versions=True)
-        return picture | self._replaced_tensors(known)
+                snapshots[f"{owner}.{key}".lstrip(".")] = snapshot_of(value, versions=True)
+        forwards = user_methods((module, "forward") for module in self.modules.values())
+        roots = [("loss_fn", self.loss_fn), *((forward.__qualname__, forward) for forward in forwards)]
+        for label, root in roots:
+            for key, value in (function_values(root) or {"itself": root}).items():
+                snapshots[f"{label}: {key}"] = snapshot_of(value, versions=True)
+        return snapshots | self._replaced_tensors(known)
 
     def _replaced_tensors(self, known: Set[tuple[str, str]]) -> dict[str, object]:
-        """Tensors that traced code assigned where it should have written: eager would keep them."""
+        """Return tensors that traced code assigned instead of writing into them: eager would keep them."""
         replaced: dict[str, object] = {}
         for places, (tensor, storage) in zip(self._slots, self._put, strict=False):
             for slot in places:
@@ -153,7 +157,7 @@ def _refuse_hooks(modules: Mapping[str, nn.Module], *, gradients_are_made: bool)
 
 
 def _refuse_scripts(originals: Mapping[str, nn.Module]) -> None:
-    """TorchScript keeps a module's tensors in C++, where no others can be put in their places."""
+    """Refuse modules of TorchScript, which keeps their tensors in C++, where they cannot be replaced."""
     for name, module in originals.items():
         if isinstance(module, torch.jit.ScriptModule):
             raise CaptureError(

@@ -1,6 +1,6 @@
 """An optimizer's update as part of a captured step.
 
-The user's own ``step`` code is traced on a *shadow*: an object of the same class whose groups hold the
+The user's own ``step`` code is traced on a copy: an object of the same class whose groups hold the
 traced parameters and whose hyper-parameters are *late-bound scalars*, numbers that become placeholders
 of the graph instead of constants. A scheduler's change of ``lr`` therefore takes effect in the next
 step without a new plan, and all arithmetic stays Python's and eager's.
@@ -14,15 +14,14 @@ from __future__ import annotations
 import collections
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from olla_fx import torch_compat
-from olla_fx.capture.inputs import TensorSpec
 from olla_fx.errors import UnsupportedOptimizerError
+from olla_fx.guards import OptimizerLayout, ScalarSlot, TensorHyperparameter, TensorSpec
 
 SUPPORTED: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.SGD,
@@ -45,78 +44,6 @@ _REFUSED = {
 
 # Python numbers in a group that choose code, not arithmetic.
 _IMPLEMENTATION_FLAGS = frozenset({"foreach", "fused"})
-
-
-@dataclass(frozen=True, slots=True)
-class ScalarSlot:
-    """A late-bound number: where it stands in the optimizer.
-
-    Attributes:
-        name: unique, such as ``group0.lr`` or ``group1.betas.0``.
-        group: index of the parameter group.
-        key: its key in the group.
-        element: its index where the group's value is a tuple, else None.
-        parameter: for SGD's dampening, which is 0 in a parameter's first step, that parameter's name.
-        positive: its sign when captured; optimizers choose code by it (``momentum > 0``).
-    """
-
-    name: str
-    group: int
-    key: str
-    element: int | None = None
-    parameter: str | None = None
-    positive: bool = True
-
-    def holds(self, groups: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether it is still a number, not a tensor, of the sign that was captured."""
-        if isinstance(self._value(groups), torch.Tensor):
-            return False
-        value = self.read(groups)
-        return value > 0 if self.positive else value < 0
-
-    def read(self, groups: Sequence[Mapping[str, Any]]) -> float:
-        """Its present value."""
-        return float(self._value(groups))
-
-    def _value(self, groups: Sequence[Mapping[str, Any]]) -> Any:
-        value = groups[self.group][self.key]
-        return value if self.element is None else value[self.element]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorHyperparameter:
-    """A learning rate that the user keeps in a tensor: where it stands in the optimizer, and its kind."""
-
-    name: str
-    group: int
-    key: str
-    spec: TensorSpec
-
-    def read(self, groups: Sequence[Mapping[str, Any]]) -> Any:
-        """What stands there now."""
-        return groups[self.group][self.key]
-
-    def holds(self, groups: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether that is still a tensor of this kind."""
-        value = self.read(groups)
-        return isinstance(value, torch.Tensor) and self.spec.fits(value)
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerLayout:
-    """What of an optimizer a plan depends on.
-
-    Attributes:
-        parameters: for each group, the names of its parameters.
-        scalars: its late-bound numbers, all of them not 0 when captured (dampening excepted).
-        constants: for each group, what is baked into the plan: flags, and numbers that are 0.
-        tensors: hyper-parameters that are tensors.
-    """
-
-    parameters: tuple[tuple[str, ...], ...]
-    scalars: tuple[ScalarSlot, ...]
-    constants: tuple[tuple[tuple[str, Any], ...], ...]
-    tensors: tuple[TensorHyperparameter, ...] = ()
 
 
 def check_supported(optimizer: torch.optim.Optimizer) -> None:
@@ -283,9 +210,9 @@ def initial_state(
     stand_in = parameter.detach()
     stand_in.grad = stand_in.detach()
     alone = {**_unfused(group), "params": [stand_in]}
-    shadow = _shadow(optimizer, [alone], {})
-    torch_compat.initialize_optimizer_state(shadow, alone)
-    return dict(shadow.state[stand_in])
+    copied = _copy_with(optimizer, [alone], {})
+    torch_compat.initialize_optimizer_state(copied, alone)
+    return dict(copied.state[stand_in])
 
 
 def run_update(
@@ -320,7 +247,7 @@ def run_update(
     try:
         step = torch_compat.optimizer_step_function(type(optimizer))
         with torch.no_grad():
-            step(_shadow(optimizer, groups, keyed))
+            step(_copy_with(optimizer, groups, keyed))
     finally:
         for name in gradients:
             parameters[name].grad = None
@@ -346,15 +273,15 @@ def _bind(
     return bound
 
 
-def _shadow(
+def _copy_with(
     optimizer: torch.optim.Optimizer,
     groups: list[dict[str, Any]],
     state: Mapping[torch.Tensor, dict[str, torch.Tensor]],
 ) -> torch.optim.Optimizer:
     """An object of the optimizer's class with other groups and state, and no hooks."""
-    shadow: torch.optim.Optimizer = object.__new__(type(optimizer))
-    shadow.__dict__.update(optimizer.__dict__)
-    shadow.__dict__.pop("step", None)
-    shadow.param_groups = groups
-    shadow.state = collections.defaultdict(dict, state)
-    return shadow
+    copied: torch.optim.Optimizer = object.__new__(type(optimizer))
+    copied.__dict__.update(optimizer.__dict__)
+    copied.__dict__.pop("step", None)
+    copied.param_groups = groups
+    copied.state = collections.defaultdict(dict, state)
+    return copied

@@ -15,7 +15,6 @@ from torch import fx
 
 from olla_fx import torch_compat
 from olla_fx.capture.eager import FakeStep
-from olla_fx.capture.inputs import Role
 from olla_fx.capture.model_copy import refuse_side_effects
 from olla_fx.capture.refusals import (
     explained,
@@ -25,8 +24,9 @@ from olla_fx.capture.refusals import (
     refuse_mixed_types,
 )
 from olla_fx.capture.tracing import Tracing
-from olla_fx.capture.types import CapturedStep, Mode, StepRequest
+from olla_fx.capture.types import CapturedStep, StepRequest
 from olla_fx.errors import CaptureError
+from olla_fx.guards import Mode, Role
 
 
 def capture(request: StepRequest) -> CapturedStep:
@@ -63,7 +63,7 @@ def _capture(request: StepRequest) -> CapturedStep:
         optimizer=tracing.layout,
         state_keys={name: tuple(values) for name, values in tracing.state.items()},
         module_training={name: module.training for name, module in request.modules().items()},
-        python_state=tracing.python_state(),
+        reads=tracing.baked_values(),
         device=tracing.device,
         autocast=torch_compat.autocast_state(tracing.device),
         kernel_settings=torch_compat.kernel_settings(),
@@ -73,7 +73,7 @@ def _capture(request: StepRequest) -> CapturedStep:
 def _trace(request: StepRequest, unused: frozenset[str]) -> tuple[Tracing, fx.GraphModule]:
     """Trace a step that does not train the parameters ``unused``, which no gradient reaches."""
     tracing = Tracing(request, unused)
-    attributes = tracing.shadow.attributes()
+    attributes = tracing.model_copy.attributes()
     with (
         explained(request.model),
         torch.random.fork_rng(devices=[]),
@@ -81,7 +81,7 @@ def _trace(request: StepRequest, unused: frozenset[str]) -> tuple[Tracing, fx.Gr
         torch_compat.attribute_reads() as tracing.reads,
     ):
         graph_module = torch_compat.trace_functional(tracing.step, tracing.flat_arguments, tracing.fake_mode)
-    refuse_side_effects(attributes, tracing.shadow.attributes())
+    refuse_side_effects(attributes, tracing.model_copy.attributes())
     refuse_effects(graph_module, len(tracing.inputs))
     refuse_baked_tensors(graph_module, request.modules())
     refuse_mixed_types(graph_module, request.model)

@@ -1,6 +1,6 @@
 """One tracing run: the fake arguments of a step, and the step as a function of them.
 
-The function calls the model, the loss, ``torch.autograd.grad`` and the optimizer's own ``step`` on shadows of
+The function calls the model, the loss, ``torch.autograd.grad`` and the optimizer's own ``step`` on copies of
 the user's objects that hold what it is given.
 """
 
@@ -19,13 +19,21 @@ from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.eager import FakeStep
 from olla_fx.capture.eager_numerics import EagerNumerics
 from olla_fx.capture.gradients import clip, joined, micro_batches, refuse_sparse, separated, share_of_loss
-from olla_fx.capture.inputs import WANTS_GRADIENT, Role, StepInput, TensorSlot, TensorSpec, tensor_slots
-from olla_fx.capture.model_copy import ShadowModel
-from olla_fx.capture.optimizer import OptimizerLayout
-from olla_fx.capture.python_state import PythonState
+from olla_fx.capture.inputs import tensor_slots
+from olla_fx.capture.model_copy import ModelCopy
 from olla_fx.capture.refusals import explained
-from olla_fx.capture.types import Mode, OutputAlias, OutputLayout, StepRequest, plan_device
+from olla_fx.capture.types import OutputAlias, OutputLayout, StepRequest, plan_device
 from olla_fx.errors import CaptureError
+from olla_fx.guards import (
+    WANTS_GRADIENT,
+    Mode,
+    OptimizerLayout,
+    Reads,
+    Role,
+    StepInput,
+    TensorSlot,
+    TensorSpec,
+)
 from olla_fx.torch_compat import pytree
 
 
@@ -37,7 +45,7 @@ class Tracing:
         unused: parameters that no gradient reaches, which are not trained.
         fake_mode: of the arguments.
         slots: the modules' tensors with all their places.
-        shadow: the copies that are traced.
+        model_copy: the copies that are traced.
         reads: what the traced code read of modules, once traced.
         inputs: what each argument is.
         flat_arguments: the arguments.
@@ -64,7 +72,7 @@ class Tracing:
         self.fake_mode = torch_compat.new_fake_mode()
         self._originals = request.modules()
         self.slots = tensor_slots(self._originals)
-        self.shadow = ShadowModel(request, self.slots)
+        self.model_copy = ModelCopy(request, self.slots)
         self.reads: Mapping[tuple[int, str], nn.Module] = {}
         self.inputs: list[StepInput] = []
         self.flat_arguments: list[torch.Tensor] = []
@@ -85,11 +93,11 @@ class Tracing:
         if request.mode is Mode.AUTOGRAD:
             self._add_tangents()
 
-    def python_state(self) -> PythonState:
-        """What the traced code read of its modules, as the user's own modules have it."""
-        copies = {id(copy): (name, self._originals[name]) for name, copy in self.shadow.modules.items()}
+    def baked_values(self) -> Reads:
+        """Return what the traced code read of its modules, as the user's own modules have it."""
+        copies = {id(copy): (name, self._originals[name]) for name, copy in self.model_copy.modules.items()}
         known = frozenset((slot.owner, slot.key) for places in self.slots for slot in places)
-        return PythonState.of(self.reads, copies, known, self.request.loss_fn)
+        return Reads.of(self.reads, copies, known, self.request.loss_fn)
 
     def _tensor(self, slot: TensorSlot) -> torch.Tensor:
         tensor: torch.Tensor = slot.table(self._originals[slot.owner])[slot.key]
@@ -187,10 +195,10 @@ class Tracing:
         arguments = pytree.tree_unflatten(examples, self.example_spec)
         names = [(each.role, each.name) for each in self.inputs]
         present = dict(zip(names, held, strict=True))
-        self.shadow.put([present[places[0].role, places[0].name] for places in self.slots])
+        self.model_copy.put([present[places[0].role, places[0].name] for places in self.slots])
         if self.request.mode is Mode.INFERENCE:
             with torch.no_grad(), self._autocast_cache():
-                return self._flatten_outputs(self.shadow.model(*arguments))
+                return self._flatten_outputs(self.model_copy.model(*arguments))
         if self.request.mode is Mode.AUTOGRAD:
             return self._differentiable_pass(flat, held, arguments)
         values = dict(zip(names, flat, strict=True))
@@ -221,7 +229,7 @@ class Tracing:
             tensor for each, tensor in zip(self.inputs, flat, strict=True) if each.role is Role.TANGENT
         ]
         with torch.enable_grad(), self._autocast_cache():
-            outputs = self.shadow.model(*arguments)
+            outputs = self.model_copy.model(*arguments)
         tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
         tensors = [each for each, alias in zip(tensors, self.aliases, strict=True) if alias is None]
         self.differentiable = tuple(leaf.requires_grad for leaf in tensors)
@@ -252,7 +260,7 @@ class Tracing:
         total: dict[str, torch.Tensor | None] = dict.fromkeys(trained)
         for *inputs, target in micro_batches(arguments, options.accumulation_steps):
             with torch.enable_grad(), self._autocast_cache():
-                outputs = self.shadow.model(*inputs)
+                outputs = self.model_copy.model(*inputs)
                 loss = share_of_loss(self._loss(outputs, target), options.accumulation_steps)
             if not trained:
                 raise CaptureError("the loss depends on no parameter that the optimizer trains")
@@ -299,9 +307,9 @@ class Tracing:
         return self._mode.draws.recomputed
 
     def _loss(self, outputs: Any, target: Any) -> torch.Tensor:
-        if self.shadow.loss_fn is None:
+        if self.model_copy.loss_fn is None:
             raise CaptureError("a training step needs loss_fn")
-        loss = self.shadow.loss_fn(outputs, target)
+        loss = self.model_copy.loss_fn(outputs, target)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             given = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise CaptureError(f"loss_fn must return a scalar tensor, not {given}")

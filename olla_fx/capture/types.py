@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import enum
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from olla_fx.capture.inputs import Role, StepInput, TensorSlot, TensorSpec, step_modules
-from olla_fx.capture.optimizer import OptimizerLayout
-from olla_fx.capture.python_state import PythonState
 from olla_fx.errors import CaptureError
+from olla_fx.guards import Assumptions, Mode, Role, TensorSlot, TensorSpec, step_modules
 from olla_fx.options import Options
 from olla_fx.torch_compat import pytree
 
 LossFunction = Callable[..., torch.Tensor]
-
-
-class Mode(enum.StrEnum):
-    """What a captured step does."""
-
-    INFERENCE = "inference"
-    """Forward alone."""
-    AUTOGRAD = "autograd"
-    """Forward, and backward when the caller's own loop asks for it."""
-    TRAINING = "training"
-    """The whole step: forward, loss, backward and weight update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,47 +92,25 @@ class OutputLayout:
         return pytree.tree_unflatten(leaves, self.spec)
 
 
-@dataclass(frozen=True)
-class CapturedStep:
-    """A step as one graph.
+@dataclass(frozen=True, kw_only=True)
+class CapturedStep(Assumptions):
+    """A step as one graph, and what it assumes.
 
     Attributes:
-        mode: what of the step.
         graph_module: functional but for trailing ``copy_`` into static arrays.
-        inputs: what each placeholder is, in order.
-        written: indices of the placeholders whose storage the step writes.
         outputs: how results become the answer.
         differentiable: for each result of the answer, whether a tangent comes back for it.
         gradients: indices of the placeholders whose gradients follow the answer among the results.
         gradient_tangents: for each gradient, the tangents that it depends on.
         recomputed: how many operators are there a second time because the model checkpoints activations.
-        slots: the model's tensors with all their places.
-        optimizer: what was assumed of the optimizer, when training.
-        state_keys: for each parameter that is updated, the keys of its optimizer state.
-        module_training: training flag of every module, by name.
-        python_state: the Python values that were read and baked.
-        device: where everything lives.
-        autocast: whether autocast was on, and its dtype.
-        kernel_settings: number of threads and the like, on which recorded workspaces depend.
     """
 
-    mode: Mode
     graph_module: fx.GraphModule
-    inputs: tuple[StepInput, ...]
-    written: frozenset[int]
     outputs: OutputLayout
     differentiable: tuple[bool, ...]
     gradients: tuple[int, ...]
     gradient_tangents: tuple[frozenset[int], ...]
     recomputed: int
-    slots: tuple[tuple[TensorSlot, ...], ...]
-    optimizer: OptimizerLayout | None
-    state_keys: Mapping[str, tuple[str, ...]]
-    module_training: Mapping[str, bool]
-    python_state: PythonState
-    device: torch.device
-    autocast: tuple[bool, torch.dtype, bool]
-    kernel_settings: tuple[object, ...]
 
     @functools.cached_property
     def tangent_strides(self) -> tuple[tuple[int, ...], ...]:

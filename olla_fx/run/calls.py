@@ -1,30 +1,26 @@
-"""What kind of call a planned module is given: which mode it runs in, and which plan it needs."""
+"""Tells the kinds of calls that a planned module is given apart: their modes, and the plans they need."""
 
 from __future__ import annotations
 
 import enum
 import inspect
-import itertools
 import warnings
 from collections.abc import Hashable
-from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 
 from olla_fx import torch_compat
-from olla_fx.capture import Mode, TensorSpec
+from olla_fx.capture import Mode
 from olla_fx.errors import StepInputError, StepModeError
 from olla_fx.torch_compat import pytree
 
 _TELLING = (int, float, complex, bool, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
-_training_of = attrgetter("training")
 
 
 def shows_the_model() -> bool:
-    """Whether a call is to run the model itself: something follows its operators, or changes what they do.
+    """Return True if a call is to run the model itself: something follows its operators, or changes them.
 
     That is a model around it that is being captured or compiled, a ``torch.func`` transform, forward-mode
     differentiation, or the caller's hooks for what is saved for backward.
@@ -44,10 +40,10 @@ def shows_the_model() -> bool:
 
 
 def refuse_transforms() -> None:
-    """Refuse a whole training step under what it cannot obey.
+    """Refuse a whole training step under a transform that it cannot obey.
 
     Raises:
-        StepModeError: when ``torch.func`` or forward-mode differentiation is at work.
+        StepModeError: if ``torch.func`` or forward-mode differentiation is at work.
     """
     if torch_compat.is_transformed():
         raise StepModeError(
@@ -59,7 +55,7 @@ def refuse_transforms() -> None:
 def in_sequence(
     model: nn.Module, planned: Mode, inputs: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """Named inputs in the places where the model's forward takes them.
+    """Return named inputs in the places where the model's forward takes them.
 
     Args:
         model: the user's.
@@ -68,7 +64,7 @@ def in_sequence(
         named: those given by name.
 
     Raises:
-        StepInputError: when the model does not take them so, or the step takes no names.
+        StepInputError: if the model does not take them so, or the step takes no names.
     """
     if planned is Mode.TRAINING:
         raise StepInputError(
@@ -93,54 +89,35 @@ def in_sequence(
     return bound.args[: max(last + 1, len(inputs))]
 
 
-def mode_of(model: nn.Module, planned: Mode, inputs: tuple[Any, ...]) -> Mode:
-    """What a call is to do: in the caller's own loop gradients decide, elsewhere it is planned.
-
-    Raises:
-        StepModeError: when the model is in the other mode.
-    """
-    if planned is not Mode.AUTOGRAD:
-        _check_training_flag(model, planned)
-        return planned
-    return Mode.AUTOGRAD if torch.is_grad_enabled() and wants_gradient(model, inputs) else Mode.INFERENCE
+Key = Hashable
+"""What tells calls apart by their inputs alone."""
 
 
-def wants_gradient(model: nn.Module, inputs: tuple[Any, ...]) -> bool:
-    """Whether anything that a forward reads wants a gradient."""
-    first = next(model.parameters(), None)
-    if first is not None and first.requires_grad:
-        return True
-    modules = _modules_of(model)
-    others = pytree.tree_leaves(inputs)
-    for each in modules:
-        others += (*each._parameters.values(), *each._buffers.values())
-    attributes = list(itertools.chain.from_iterable(map(dict.values, map(vars, modules))))
-    # Of the thousands of attributes of some hundred modules hardly one is a tensor.
-    if any(issubclass(kind, torch.Tensor) for kind in set(map(type, attributes))):
-        others += attributes
-    return any(isinstance(each, torch.Tensor) and each.requires_grad for each in others)
-
-
-def call_key(model: nn.Module, planned: Mode, inputs: tuple[Any, ...], mode: Mode) -> Hashable:
-    """What tells the plans of a module apart.
+def call_key(planned: Mode, inputs: tuple[Any, ...]) -> tuple[Key, list[torch.Tensor]]:
+    """Return what tells calls apart by their inputs alone, and the tensors among these.
 
     Args:
-        model: the user's.
         planned: what the module was planned for.
         inputs: of the call.
-        mode: of the call.
+
+    Returns:
+        The key; and the tensors, flat, with lazy conjugation and negation carried out, since no kernel of a
+        plan looks at their bits.
 
     Raises:
-        StepInputError: when an input is of a kind that tells no calls apart.
+        StepInputError: if an input is of a kind that tells no calls apart.
     """
+    differentiates = planned is Mode.AUTOGRAD and torch.is_grad_enabled()
     leaves, spec = pytree.tree_flatten(inputs)
-    kinds: list[Hashable] = []
+    kinds: list[Hashable] = [differentiates, spec]
+    tensors = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             if leaf.layout is not torch.strided:
                 raise StepInputError(f"an input is a {leaf.layout} tensor: pass a strided one")
-            differentiated = mode is Mode.AUTOGRAD and leaf.requires_grad
-            kinds.append(replace(TensorSpec.of(leaf), requires_grad=differentiated))
+            wants_gradient = differentiates and leaf.requires_grad
+            kinds.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device, wants_gradient))
+            tensors.append(leaf.resolve_conj().resolve_neg())
         elif isinstance(leaf, _TELLING):
             # Not the value alone: 0.0 and -0.0, 1 and True compare equal.
             kinds.append((type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf))
@@ -149,26 +126,32 @@ def call_key(model: nn.Module, planned: Mode, inputs: tuple[Any, ...], mode: Mod
                 f"an input holds a {type(leaf).__name__}, which is no tensor, number, string, tuple, "
                 "list or dict, so calls with it cannot be told apart: pass its parts"
             )
-    # A whole step that is called in the other mode is refused; elsewhere a change is a plan of its own.
-    flags = planned is not Mode.TRAINING and tuple(map(_training_of, _modules_of(model)))
-    return mode, spec, tuple(kinds), flags
+    return tuple(kinds), tensors
 
 
-def _modules_of(model: nn.Module) -> list[nn.Module]:
-    """The model and all modules within it, in some order; ``modules()`` takes some ten times as long."""
-    seen = {model: None}
-    pending = [model]
-    while pending:
-        for module in pending.pop()._modules.values():
-            if module is not None and module not in seen:
-                seen[module] = None
-                if module._modules:
-                    pending.append(module)
-    return list(seen)
+def call_kind(model: nn.Module, planned: Mode, inputs: tuple[Any, ...]) -> tuple[Mode, Hashable]:
+    """Return the mode of a call and the modules' training flags, whose change is no change of the model.
+
+    In the caller's own loop gradients decide the mode, elsewhere it is planned. A whole training step that is
+    called in another mode is refused, so that its flags are a part of the model.
+    """
+    flags = planned is not Mode.TRAINING and tuple(module.training for module in model.modules())
+    if planned is not Mode.AUTOGRAD:
+        return planned, flags
+    differentiates = torch.is_grad_enabled() and _wants_gradient(model, inputs)
+    return Mode.AUTOGRAD if differentiates else Mode.INFERENCE, flags
 
 
-def _check_training_flag(model: nn.Module, mode: Mode) -> None:
-    """Refuse a call in the mode that the step was not planned for.
+def _wants_gradient(model: nn.Module, inputs: tuple[Any, ...]) -> bool:
+    """Return True if anything that a forward reads wants a gradient."""
+    tensors = pytree.tree_leaves(inputs)
+    for module in model.modules():
+        tensors += (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
+    return any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors)
+
+
+def check_training_flag(model: nn.Module, mode: Mode) -> None:
+    """Refuse a call in a mode that the step was not planned for.
 
     Raises:
         StepModeError: saying which call to make.

@@ -21,21 +21,23 @@ from torch import fx, nn
 
 from olla_fx import torch_compat
 from olla_fx.capture import Mode, StepRequest, TensorSpec
+from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.eager import eager_baseline
 from olla_fx.compile import CompileRequest, compile_step
 from olla_fx.errors import StepModeError
+from olla_fx.guards import Prologue
 from olla_fx.plan import Plan
 from olla_fx.run.autograd import Pass, PlannedFunction
 from olla_fx.run.calls import (
     call_key,
+    call_kind,
+    check_training_flag,
     in_sequence,
-    mode_of,
     refuse_transforms,
     shows_the_model,
 )
 from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
 from olla_fx.run.executor import Executor
-from olla_fx.run.lookup import StepLookup
 from olla_fx.run.pickling import carried, refuse_unnamed
 from olla_fx.run.plan_cache import CachedPlan, PlanCache
 from olla_fx.run.shared_buffer import Lease, SharedBuffer
@@ -78,10 +80,9 @@ class PlannedModule(nn.Module):
         self._replans = 0
         self._stock_runs = 0
         if request.mode is Mode.AUTOGRAD:
-            request = replace(request, mode=mode_of(model, request.mode, request.inputs))
-        self._current = self._plan_step(
-            call_key(model, self._request.mode, request.inputs, request.mode), request
-        )
+            request = replace(request, mode=call_kind(model, request.mode, request.inputs)[0])
+        key, _ = call_key(self._request.mode, request.inputs)
+        self._current = self._plan_step(key, request)
         # Not as a child module: that would change the keys of state_dict. Last, since from here on
         # attributes that the model has are set there.
         object.__setattr__(self, "_model", model)
@@ -112,38 +113,39 @@ class PlannedModule(nn.Module):
             refuse_transforms()
         if named:
             inputs = in_sequence(self._model, self._request.mode, inputs, named)
-        mode = mode_of(self._model, self._request.mode, inputs)
+        check_training_flag(self._model, self._request.mode)
         with self._lock:
-            planned = self._planned_for(inputs, mode)
-            examples = planned.lookup.check_inputs(inputs)
-            values = planned.lookup.gather(examples)
+            planned, values = self._planned_for(inputs)
             self._current = planned
             if self._request.mode is Mode.TRAINING:
                 try:
                     return self._train(planned, values)
                 except BaseException:
-                    planned.lookup.undo_created_state()
+                    planned.prologue.undo_created_state()
                     raise
-        if mode is Mode.AUTOGRAD:
+        if planned.executor.step.captured.mode is Mode.AUTOGRAD:
             return self._differentiate(planned, values)
         return self._infer(planned, values)
 
-    def _planned_for(self, inputs: tuple[Any, ...], mode: Mode) -> CachedPlan:
-        """Return the plan of a call; make it now if there is none that fits."""
-        key = call_key(self._model, self._request.mode, inputs, mode)
-        planned, reason = self._plans.fitting(key)
-        if planned is not None:
-            return planned
+    def _planned_for(self, inputs: tuple[Any, ...]) -> tuple[CachedPlan, list[Any]]:
+        """Return the plan of a call, made now if none fits, and the values of its placeholders."""
+        key, examples = call_key(self._request.mode, inputs)
+        fitting = self._plans.fitting(key, examples)
+        if isinstance(fitting, tuple):
+            return fitting
+        kind = call_kind(self._model, self._request.mode, inputs)
+        reason = fitting.get(kind)
         if reason is None:
             # Another plan knows which parameters the optimizer is to hold by now.
-            self._current.lookup.adopt_parameters()
+            self._current.prologue.adopt_parameters()
         lost = self._plans.drop_lost()
         self._replans += lost or reason is not None
         logger.info("planning %s", f"again: {reason}" if reason else "for a new kind of call")
-        request = replace(
-            self._request, inputs=inputs, mode=mode, tangent_strides=self._plans.gradient_strides(key)
+        strides = self._plans.gradient_strides(key, kind)
+        planned = self._plan_step(
+            key, replace(self._request, inputs=inputs, mode=kind[0], tangent_strides=strides)
         )
-        return self._plan_step(key, request)
+        return planned, planned.prologue.gather(examples)
 
     def _plan_step(self, key: Hashable, request: StepRequest) -> CachedPlan:
         compile_request = CompileRequest(request)
@@ -156,7 +158,17 @@ class PlannedModule(nn.Module):
             check_graph_request(request, captured.device)
             graphed = GraphedStep(captured, executor)
         example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)
-        planned = CachedPlan(key, executor, StepLookup(captured, self._request), example, graphed)
+        own = self._request
+        prologue = Prologue(
+            captured,
+            own.model,
+            own.loss_fn,
+            own.optimizer,
+            optimizers.initial_state,
+            differentiates=own.mode is Mode.AUTOGRAD and torch.is_grad_enabled(),
+        )
+        kind = call_kind(own.model, own.mode, request.inputs)
+        planned = CachedPlan(key, kind, executor, prologue, example, graphed)
         self._plans.add(planned)
         return planned
 

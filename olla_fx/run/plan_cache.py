@@ -11,13 +11,15 @@ that the last backward of its kind received.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from olla_fx.guards import Mismatch, Prologue
 from olla_fx.run.cuda_graph import GraphedStep
 from olla_fx.run.executor import Executor
-from olla_fx.run.lookup import StepLookup
 
 Strides = tuple[tuple[int, ...], ...]
 """Element strides of the gradients that come back to a step's outputs, in order."""
@@ -28,16 +30,18 @@ class CachedPlan:
     """A plan, the kind of call that it is for, and what its calls need.
 
     Attributes:
-        key: the kind of call.
+        key: what tells calls apart by their inputs.
+        kind: the mode of the call, and the modules' training flags.
         executor: runs it.
-        lookup: finds its inputs, and tells whether it still fits the model.
+        prologue: gathers its inputs, and tells if it still fits the model.
         example: the inputs that it was planned for, their tensors as specs.
         graphed: launches it as CUDA graphs, if it is to be.
     """
 
     key: Hashable
+    kind: Hashable
     executor: Executor
-    lookup: StepLookup
+    prologue: Prologue
     example: Any
     graphed: GraphedStep | None
 
@@ -53,41 +57,61 @@ class PlanCache:
         """Begin without any."""
         self.limit = limit
         self._plans: list[CachedPlan] = []
-        self._gradient_strides: dict[Hashable, Strides] = {}
+        self._gradient_strides: dict[tuple[Hashable, Hashable], Strides] = {}
 
     def __len__(self) -> int:
         """Return how many there are."""
         return len(self._plans)
 
-    def fitting(self, key: Hashable) -> tuple[CachedPlan | None, str | None]:
-        """Find the plan for a kind of call that fits the model as it is.
+    def fitting(
+        self, key: Hashable, examples: Sequence[torch.Tensor]
+    ) -> tuple[CachedPlan, list[Any]] | dict[Hashable, str]:
+        """Find the plan for a call that fits the model as it is.
+
+        Args:
+            key: what tells the call apart by its inputs.
+            examples: the tensors among these.
 
         Returns:
-            The plan or None, and why the one that was used last for this kind does not fit, if there is one.
-        """
-        reason = None
-        strides = self.gradient_strides(key)
-        for plan in reversed(self._plans):
-            if plan.key != key or (strides and plan.executor.step.captured.tangent_strides != strides):
-                continue
-            if reason is None:
-                plan.lookup.adopt_parameters()
-            outdated = plan.lookup.outdated()
-            if outdated is None:
-                self._plans.remove(plan)
-                self._plans.append(plan)
-                return plan, reason
-            reason = reason or outdated
-        return None, reason
+            The plan and the values of its placeholders; if there is none, for each kind of call the reason
+            why the plan that was used last does not fit.
 
-    def gradient_strides(self, key: Hashable) -> Strides:
+        Raises:
+            StepInputError: if an input cannot be used with the plan that fits.
+        """
+        plans = [plan for plan in reversed(self._plans) if plan.key == key and self._has_layouts(plan)]
+        for plan in plans:
+            values = plan.prologue.check(examples)
+            if values is not None:
+                return self._used(plan), values
+        if plans:
+            plans[0].prologue.adopt_parameters()
+        reasons: dict[Hashable, str] = {}
+        for plan in plans:
+            gathered = plan.prologue.run(examples)
+            if not isinstance(gathered, Mismatch):
+                return self._used(plan), gathered
+            reasons.setdefault(plan.kind, gathered.reason)
+        return reasons
+
+    def _used(self, plan: CachedPlan) -> CachedPlan:
+        self._plans.remove(plan)
+        self._plans.append(plan)
+        return plan
+
+    def _has_layouts(self, plan: CachedPlan) -> bool:
+        """Return True unless the last backward of this kind received gradients in other layouts."""
+        strides = self.gradient_strides(plan.key, plan.kind)
+        return not strides or plan.executor.step.captured.tangent_strides == strides
+
+    def gradient_strides(self, key: Hashable, kind: Hashable) -> Strides:
         """Return the layouts to plan a kind of call for; empty for those of the outputs."""
-        return self._gradient_strides.get(key, ())
+        return self._gradient_strides.get((key, kind), ())
 
     def note_gradient_strides(self, plan: CachedPlan, strides: Strides) -> None:
         """Note in which layouts a backward received its gradients."""
-        if any(cached.key == plan.key for cached in self._plans):
-            self._gradient_strides[plan.key] = strides
+        if any((cached.key, cached.kind) == (plan.key, plan.kind) for cached in self._plans):
+            self._gradient_strides[plan.key, plan.kind] = strides
 
     def add(self, plan: CachedPlan) -> None:
         """Add a plan; the one that was not used for longest goes if there are too many."""
@@ -107,18 +131,12 @@ class PlanCache:
             True if there were any.
         """
         before = len(self._plans)
-        self._keep(
-            [
-                plan
-                for plan in self._plans
-                if not plan.lookup.structure_outdated() and not plan.lookup.tensors_lost()
-            ]
-        )
+        self._keep([plan for plan in self._plans if not plan.prologue.lost()])
         return len(self._plans) < before
 
     def _keep(self, plans: list[CachedPlan]) -> None:
         self._plans = plans
-        keys = {plan.key for plan in plans}
+        keys = {(plan.key, plan.kind) for plan in plans}
         self._gradient_strides = {
             key: strides for key, strides in self._gradient_strides.items() if key in keys
         }

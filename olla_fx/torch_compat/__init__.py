@@ -14,7 +14,8 @@ from olla_fx.torch_compat.fake import (
     quiet_fake_tensors,
 )
 from olla_fx.torch_compat.hooks import (
-    any_module_hooks,
+    MODULE_HOOK_TABLES,
+    any_global_module_hooks,
     any_tensor_hooks,
     has_optimizer_pre_hooks,
     initialize_optimizer_state,
@@ -48,10 +49,12 @@ from olla_fx.torch_compat.tensors import (
     OpOverload,
     TorchDispatchMode,
     direct_call,
+    in_different_storages,
     pytree,
     storage_key,
     storage_keys,
     tensor_dictionary,
+    tensors_fit,
 )
 from olla_fx.torch_compat.tracing import trace_functional
 from olla_fx.torch_compat.versions import (
@@ -62,12 +65,13 @@ from olla_fx.torch_compat.versions import (
 
 __all__ = [
     "DATA_DEPENDENT_ERRORS",
+    "MODULE_HOOK_TABLES",
     "NEWEST_TESTED",
     "OLDEST_TESTED",
     "UNINITIALIZED",
     "OpOverload",
     "TorchDispatchMode",
-    "any_module_hooks",
+    "any_global_module_hooks",
     "any_tensor_hooks",
     "assume_sign",
     "attribute_reads",
@@ -79,6 +83,7 @@ __all__ = [
     "graph_is_kept",
     "has_optimizer_pre_hooks",
     "in_backward",
+    "in_different_storages",
     "initialize_optimizer_state",
     "is_batched",
     "is_observed",
@@ -102,6 +107,7 @@ __all__ = [
     "storage_keys",
     "tensor_dictionary",
     "tensor_hooks",
+    "tensors_fit",
     "trace_functional",
     "warn_if_newer_than_tested",
     "with_allocator_history",

@@ -23,8 +23,9 @@ _GLOBAL_HOOKS = (
     _global_backward_pre_hooks,
 )
 
-_HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_hook_tables_of = attrgetter(*_HOOK_TABLES)
+MODULE_HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""The attributes of a module that hold its own hooks."""
+
 _tensor_hooks_of = attrgetter("_backward_hooks")
 _accumulation_hooks_of = attrgetter("_post_accumulate_grad_hooks")
 
@@ -32,22 +33,13 @@ _accumulation_hooks_of = attrgetter("_post_accumulate_grad_hooks")
 def module_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
     """Return all forward and backward hooks that run for one module, global ones included."""
     own = module.__dict__
-    # Called for every module at every call of a step.
-    if not (
-        own["_forward_hooks"]
-        or own["_forward_pre_hooks"]
-        or own["_backward_hooks"]
-        or own["_backward_pre_hooks"]
-        or any(_GLOBAL_HOOKS)
-    ):
-        return []
-    tables = (*_GLOBAL_HOOKS, *(own[name] for name in _HOOK_TABLES))
+    tables = (*_GLOBAL_HOOKS, *(own[name] for name in MODULE_HOOK_TABLES))
     return [hook for table in tables for hook in table.values()]
 
 
-def any_module_hooks(modules: Sequence[torch.nn.Module]) -> bool:
-    """Return True if forward or backward hooks would run for any of the modules."""
-    return any(map(any, map(_hook_tables_of, modules))) or (bool(modules) and any(_GLOBAL_HOOKS))
+def any_global_module_hooks() -> bool:
+    """Return True if forward or backward hooks are registered for all modules."""
+    return any(_GLOBAL_HOOKS)
 
 
 def tensor_hooks(tensor: torch.Tensor) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 import torch
+from torch._C._dynamo.guards import TensorGuards
 from torch.utils import _python_dispatch, _pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -40,6 +41,26 @@ def storage_key(tensor: torch.Tensor) -> int:
 def storage_keys(tensors: Iterable[torch.Tensor]) -> list[int]:
     """Return :func:`storage_key` of each tensor."""
     return list(map(_address_of, map(torch.Tensor.untyped_storage, tensors)))
+
+
+def in_different_storages(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return True if no two tensors share their storage."""
+    storages = list(map(torch.Tensor.untyped_storage, tensors))
+    return len(set(map(id, storages))) == len(storages)  # a live storage is one Python object
+
+
+def tensors_fit(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """Return a test that as many tensors are of the same kinds, each as the one in its place.
+
+    That is class, sizes, strides, dtype, device, requires_grad, and the bits for lazy conjugation and
+    negation, as Dynamo's guards see them. The tensors are not kept alive.
+    """
+    sizes: list[Any] = [list(tensor.size()) for tensor in tensors]
+    strides: list[Any] = [list(tensor.stride()) for tensor in tensors]
+    check: Callable[..., bool] = TensorGuards(
+        *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+    ).check
+    return check
 
 
 def tensor_dictionary() -> MutableMapping[torch.Tensor, Any]:

@@ -288,3 +288,53 @@ def test_a_loss_function_that_changes_what_it_encloses_is_refused():
 
     with pytest.raises(CaptureError, match="loss_fn: seen"):
         planned(loss_fn=loss_fn)
+
+
+GAIN = 2.0
+CALLS = [0]
+
+
+def gain():
+    return GAIN
+
+
+class Amplifier(nn.Module):
+    """Reads a global variable by way of a function."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x):
+        return self.body(x) * gain()
+
+
+class Counting(Amplifier):
+    """Changes a global variable."""
+
+    def forward(self, x):
+        CALLS[0] += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [Amplifier, type("Derived", (Amplifier,), {})])
+def test_a_changed_global_variable_of_a_forward_plans_again(kind, monkeypatch):
+    twins = Twins(kind(), sgd, vectors(1)[0]).run(vectors(2))
+    monkeypatch.setitem(globals(), "GAIN", 3.0)
+    twins.calls = 0
+    twins.run(vectors(3))
+    assert twins.step.replans == 1
+
+
+def test_other_global_variables_may_change(monkeypatch):
+    """A script's variables have the names of attributes, such as ``body``."""
+    monkeypatch.setitem(globals(), "body", 1)
+    twins = Twins(Amplifier(), sgd, vectors(1)[0]).run(vectors(2))
+    monkeypatch.setitem(globals(), "body", 2)
+    twins.run(vectors(2))
+    assert twins.step.replans == 0
+
+
+def test_a_forward_that_changes_a_global_variable_is_refused():
+    with pytest.raises(CaptureError, match=r"Counting\.forward: CALLS"):
+        planned(Counting())

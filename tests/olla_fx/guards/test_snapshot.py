@@ -1,4 +1,4 @@
-"""A glance must see every change that a picture shows."""
+"""The identities of what is in reach must show every change that a snapshot shows."""
 
 import functools
 import random
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from olla_fx.capture.pictures import Glance, picture_of
+from olla_fx.guards.snapshot import Identities, snapshot_of
 
 plain = st.one_of(st.integers(0, 3), st.floats(0, 1), st.text(max_size=2), st.none(), st.booleans())
 values = st.recursive(
@@ -38,9 +38,9 @@ def places(value):
 
 @settings(deadline=None, max_examples=300)
 @given(values, plain, st.randoms(use_true_random=False))
-def test_what_a_picture_shows_a_glance_sees(value, new, chance):
-    picture, glance = picture_of(value), Glance(value)
-    assert glance.is_unchanged()
+def test_identities_show_what_a_snapshot_shows(value, new, chance):
+    snapshot, identities = snapshot_of(value), Identities(value)
+    assert identities.are_unchanged()
     held = places(value)
     if held:
         chosen = chance.choice(held)
@@ -50,7 +50,7 @@ def test_what_a_picture_shows_a_glance_sees(value, new, chance):
             chosen[chance.randrange(len(chosen))] = new
         else:
             chosen.append(new)
-    assert not glance.is_unchanged() or picture_of(value) == picture
+    assert not identities.are_unchanged() or snapshot_of(value) == snapshot
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ def test_what_a_picture_shows_a_glance_sees(value, new, chance):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_changes_within_itself_is_left_to_pictures(value):
+def test_what_changes_within_itself_is_left_to_snapshots(value):
     with pytest.raises(LookupError):
-        Glance(value)
+        Identities(value)
 
 
 def test_numbers_that_compare_equal_are_told_apart():
     for before, after in [(0.0, -0.0), (1, True), (1, 1.0)]:
         held = [before]
-        glance = Glance(held)
+        identities = Identities(held)
         held[0] = after
-        assert not glance.is_unchanged()
+        assert not identities.are_unchanged()

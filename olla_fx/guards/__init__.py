@@ -1,0 +1,33 @@
+"""Guards: what tracing read → a snapshot → one generated function that says if a plan still fits."""
+
+from olla_fx.guards.assumptions import Assumptions
+from olla_fx.guards.inputs import (
+    WANTS_GRADIENT,
+    Mode,
+    Role,
+    StepInput,
+    TensorSlot,
+    TensorSpec,
+    step_modules,
+)
+from olla_fx.guards.optimizer import OptimizerLayout, ScalarSlot, TensorHyperparameter
+from olla_fx.guards.prologue import Mismatch, Prologue
+from olla_fx.guards.reads import MODULE_TABLES, Reads
+
+__all__ = [
+    "MODULE_TABLES",
+    "WANTS_GRADIENT",
+    "Assumptions",
+    "Mismatch",
+    "Mode",
+    "OptimizerLayout",
+    "Prologue",
+    "Reads",
+    "Role",
+    "ScalarSlot",
+    "StepInput",
+    "TensorHyperparameter",
+    "TensorSlot",
+    "TensorSpec",
+    "step_modules",
+]

@@ -1,0 +1,214 @@
+"""The guards of one plan: a generated prologue, and the exact comparison behind it.
+
+As Lightning Thunder's prologue, the generated function checks that a plan fits and gathers the values of its
+placeholders. If it is not sure, the exact comparison decides; if nothing really changed, the prologue is
+written anew for the present objects, else the plan is not used and the reason is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from olla_fx import torch_compat
+from olla_fx.errors import StepInputError
+from olla_fx.guards.assumptions import Assumptions
+from olla_fx.guards.exact import ExactComparison
+from olla_fx.guards.inputs import WANTS_GRADIENT, Mode, Role, step_modules
+from olla_fx.guards.optimizer import InitialState, OptimizerGuard
+from olla_fx.guards.source import prologue_source
+
+_NOT_SURE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What the generated function raises if something is absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Why a plan no longer fits."""
+
+    reason: str
+
+
+class Prologue:
+    """Checks if a plan fits a call, and gathers the values of its placeholders.
+
+    Nothing is held between calls but modules and Python values: ``load_state_dict(assign=True)`` replaces
+    parameters, ``optimizer.load_state_dict`` replaces state and groups, ``.to()`` changes types in place.
+
+    Attributes:
+        source: the text of the generated function; empty before the first exact comparison.
+    """
+
+    def __init__(
+        self,
+        assumed: Assumptions,
+        model: nn.Module,
+        loss_fn: object,
+        optimizer: torch.optim.Optimizer | None,
+        initial_state: InitialState,
+        *,
+        differentiates: bool = False,
+    ) -> None:
+        """Prepare the guards; the generated function is made when they are first asked.
+
+        Args:
+            assumed: what the plan assumes.
+            model: the user's.
+            loss_fn: the user's, or None.
+            optimizer: the user's, or None.
+            initial_state: makes the state that the optimizer's first step would.
+            differentiates: True if the plan is for calls that would make a graph for autograd.
+        """
+        self._assumed = assumed
+        self._model = model
+        self._loss_fn = loss_fn
+        self._exact = ExactComparison(assumed, model, loss_fn, differentiates=differentiates)
+        self._optimizer: OptimizerGuard | None = None
+        if optimizer is not None and assumed.optimizer is not None:
+            specs = {item.name: item.spec for item in assumed.inputs if item.role is Role.STATE}
+            holders = {slot.name: (module, slot.key) for slot, module, _ in self._exact.slots}
+            self._optimizer = OptimizerGuard(
+                optimizer, assumed.optimizer, assumed.state_keys, specs, holders, initial_state
+            )
+        self._is_on_meta = any(spec.device.type == "meta" for _, _, spec in self._exact.slots)
+        self._generated: Callable[[], tuple[list[torch.Tensor], list[Any]] | None] | None = None
+        self._objects: dict[str, Any] = {}
+        self.source = ""
+
+    def check(self, examples: Sequence[torch.Tensor]) -> list[Any] | None:
+        """Return the values of all placeholders, in order; None if it takes the exact comparison.
+
+        Args:
+            examples: the caller's tensors, flat, of the kinds that were planned for.
+
+        Raises:
+            StepInputError: as :meth:`run`.
+        """
+        if self._generated is None or (self._optimizer is not None and self._optimizer.has_new_state):
+            return None
+        try:
+            gathered = self._generated()
+        except _NOT_SURE:
+            return None
+        if gathered is None:
+            return None
+        tensors, values = gathered
+        self._refuse_inputs(examples)
+        values = [*values, *examples]
+        # Two tensors of the model that became one lie in one storage.
+        checked = [*tensors, *examples] if self._assumed.written else tensors
+        if not torch_compat.in_different_storages(checked):
+            if self._exact.tensors_lost() is not None:
+                return None
+            self._refuse_overlaps(values)
+        return values
+
+    def run(self, examples: Sequence[torch.Tensor]) -> list[Any] | Mismatch:
+        """Return the values of all placeholders, in order, or why the plan does not fit.
+
+        Args:
+            examples: as of :meth:`check`.
+
+        Raises:
+            StepInputError: if an input cannot be used, a tensor is on the meta device, or shares its storage
+                with one that the step updates.
+        """
+        values = self.check(examples)
+        if values is not None:
+            return values
+        reason = self.why_not()
+        if reason is not None:
+            return Mismatch(reason)
+        values = self.gather(examples)
+        self._generate(values)
+        return values
+
+    def why_not(self) -> str | None:
+        """Return why the plan no longer fits, by the exact comparison; None while it does."""
+        reason = self._exact.why_not()
+        if reason is None and self._optimizer is not None:
+            reason = self._optimizer.why_not()
+        return reason
+
+    def lost(self) -> str | None:
+        """Return which module or tensor the model no longer has, so that the plan will never fit again."""
+        return self._exact.structure_changed() or self._exact.tensors_lost()
+
+    def adopt_parameters(self) -> None:
+        """Let the optimizer hold the model's present parameters; see :class:`OptimizerGuard`."""
+        if self._optimizer is not None:
+            self._optimizer.adopt_parameters(lambda: step_modules(self._model, self._loss_fn).values())
+
+    def undo_created_state(self) -> None:
+        """Take back the optimizer state that the last call created, after its run raised."""
+        if self._optimizer is not None:
+            self._optimizer.undo_created_state()
+
+    def gather(self, examples: Sequence[torch.Tensor]) -> list[Any]:
+        """Return the values of all placeholders of a plan that fits; creates missing optimizer state.
+
+        Args:
+            examples: as of :meth:`check`.
+
+        Raises:
+            StepInputError: as :meth:`run`.
+        """
+        self._refuse_inputs(examples)
+        values: list[Any] = [slot.table(module)[slot.key] for slot, module, _ in self._exact.slots]
+        for value, (slot, _, _) in zip(values, self._exact.slots, strict=True) if self._is_on_meta else ():
+            if value.is_meta:
+                raise StepInputError(
+                    f"{slot.role} {slot.name} is on the meta device, on which nothing can run: give it "
+                    "memory with to_empty and load_state_dict"
+                )
+        if self._optimizer is None:
+            values.extend(examples)
+            self._refuse_overlaps(values)
+            return values
+        of_optimizer, created = self._optimizer.gather()
+        values += [*of_optimizer, *examples]
+        self._refuse_overlaps(values)
+        # Only now: a call that is refused leaves the optimizer as it was.
+        self._optimizer.keep_created_state(created)
+        return values
+
+    def _refuse_inputs(self, examples: Sequence[torch.Tensor]) -> None:
+        for index, tensor in enumerate(examples):
+            if tensor.is_meta:
+                raise StepInputError(f"input {index} is on the meta device, on which nothing can run")
+            if tensor.requires_grad and self._assumed.mode is Mode.TRAINING:
+                raise StepInputError(f"input {index} {WANTS_GRADIENT}")
+
+    def _refuse_overlaps(self, values: Sequence[Any]) -> None:
+        """Refuse two inputs in one storage if the step writes one: the plan knows no order for them."""
+        storages = [
+            torch_compat.storage_key(value) if isinstance(value, torch.Tensor) and value.numel() else None
+            for value in values
+        ]
+        written = {storages[index]: index for index in self._assumed.written}
+        for index, storage in enumerate(storages):
+            other = written.get(storage, index)
+            if storage is not None and other != index:
+                one, two = self._assumed.inputs[index], self._assumed.inputs[other]
+                raise StepInputError(
+                    f"{one.role} {one.name} shares its storage with {two.role} {two.name}, which the step "
+                    "updates: pass a clone of it"
+                )
+
+    def _generate(self, values: Sequence[Any]) -> None:
+        """Write the generated function for the present objects, and compile it if its text is new."""
+        if self._is_on_meta:
+            return
+        source, objects = prologue_source(self._exact, self._optimizer, self._loss_fn)
+        examples = sum(item.role is Role.EXAMPLE for item in self._assumed.inputs)
+        tensors = [value for value in values[: len(values) - examples] if isinstance(value, torch.Tensor)]
+        objects["fit"] = torch_compat.tensors_fit(tensors)
+        if self._generated is not None and source == self.source:
+            self._objects.update(objects)
+            return
+        exec(compile(source, "<guards of a plan>", "exec"), objects)
+        self._generated, self.source, self._objects = objects["prologue"], source, objects
