@@ -130,6 +130,16 @@ def test_a_passed_deadline_ends_the_search_at_once() -> None:
     assert not found.is_done
 
 
+def test_a_deadline_that_passes_before_a_state_is_expanded_does_not_lose_it() -> None:
+    flow, _ = flow_of(mlp_step())
+    peak = searched(flow, ALL_RULES).peak_bytes
+    search = engine.Search(space.Space(flow), ALL_RULES, peak, peak + 1, 1 << 20)
+    assert search.run(1000, time.monotonic() - 1) is engine.Outcome.DEADLINE
+    assert search.run(1000, float("inf")) is engine.Outcome.FOUND
+    assert search.order is not None
+    assert flow.peak_bytes(search.order) == peak
+
+
 @pytest.mark.parametrize("rules", ONE_WAY, ids=name_of)
 def test_either_direction_proves_small_steps(rules: SearchRules) -> None:
     for problem in (mlp_step(), alexnet_step()):

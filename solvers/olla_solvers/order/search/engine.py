@@ -127,6 +127,8 @@ class Search:
                     return Outcome.BUDGET
                 if len(self._seen) > self._most_states:
                     return Outcome.MEMORY
+                # Before the state is taken off the stack: one that is lost would make for a false proof.
+                check_time(deadline)
                 state = self._stack.pop()
                 if state.is_live:
                     self._expand(state)
@@ -158,7 +160,6 @@ class Search:
 
     def _expand(self, state: _State) -> None:
         """Make every move from a state that is within B and was not when the state was last expanded."""
-        check_time(self._deadline)
         self.expanded += 1
         try:
             self._follow_moves(state)
