@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+import networkx
 from hypothesis import strategies as st
 
 from olla_solvers.plan import Span
@@ -206,6 +207,22 @@ def smallest_peak(problem: Problem) -> int:
         return min(max(cost(done, v), best(done | 1 << v)) for v in choices)
 
     return best(0)
+
+
+def precedence_bound(problem: Problem) -> int:
+    """What is alive while some operator runs in every order, by sets of ancestors and descendants."""
+    graph = networkx.DiGraph(problem.edges)
+    graph.add_nodes_from(range(len(problem.operators)))
+    bound = 0
+    for operator, made in enumerate(problem.operators):
+        above = networkx.ancestors(graph, operator) | {operator}
+        below = networkx.descendants(graph, operator) | {operator}
+        alive = made.workspace_bytes
+        for array in problem.planned:
+            if array.producer == operator or (array.producer in above and below & set(array.consumers)):
+                alive += array.size_bytes
+        bound = max(bound, alive)
+    return bound
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Bounds that no order can beat, found without looking for an order.
+"""Finds bounds that no order can beat, without looking for an order.
 
 Precedence bound: while operator v runs, whatever an ancestor made and v or a descendant reads is alive
 (:attr:`~olla_solvers.graph.flow.FlowGraph.precedence_bytes`).
@@ -23,11 +23,11 @@ from olla_solvers.problem import Bytes, OperatorIndex, Problem
 
 
 def mincut_bound(problem: Problem, time_limit: float | None = None) -> Bytes:
-    """Bytes that some operator needs in every order, by minimum cuts in the contracted graph.
+    """Return bytes that some operator needs in every order, by minimum cuts in the contracted graph.
 
     Args:
         problem: the graph.
-        time_limit: seconds; None for as long as it takes. What is found by then is a bound, too.
+        time_limit: seconds; None for as long as it takes. The result is a bound at any time.
 
     Returns:
         A bound, at least the precedence bound; no order's peak is smaller.
@@ -45,7 +45,7 @@ def mincut_bound(problem: Problem, time_limit: float | None = None) -> Bytes:
 def mincut_bytes(
     flow: FlowGraph, order: Sequence[OperatorIndex], bound_bytes: Bytes, deadline: float
 ) -> Bytes:
-    """The largest bound that the minimum cut at any operator gives.
+    """Return the largest bound that the minimum cut at any operator gives.
 
     Args:
         flow: the graph.
@@ -62,7 +62,7 @@ def mincut_bytes(
 
 
 class MinimumCuts:
-    """Cuts at one operator after another; can be continued.
+    """Makes cuts at all operators in turn; can be continued.
 
     A cut at v is at most what any state before v costs: the states of a known order, and those that earlier
     cuts found, rule most operators out. Those with many ancestors and many descendants come first, as their
@@ -84,7 +84,7 @@ class MinimumCuts:
 
     @property
     def is_done(self) -> bool:
-        """Whether no further cut can lift the bound."""
+        """True if no further cut can lift the bound."""
         return not self._waiting
 
     def learn(self, bound_bytes: Bytes) -> None:

@@ -28,7 +28,7 @@ STATE_BYTES = 1200
 
 
 class Outcome(enum.Enum):
-    """Why a search stopped."""
+    """The reason why a search stopped."""
 
     FOUND = "an order within the peak was found"
     EXHAUSTED = "no order has a peak below the ceiling"
@@ -113,7 +113,7 @@ class Search:
             deadline: ``time.monotonic()`` at which to stop.
 
         Returns:
-            Why the search stopped. It can be continued after ``BUDGET``.
+            The reason why the search stopped. It can be continued after ``BUDGET`` and ``DEADLINE``.
         """
         self._deadline = deadline
         last = self.expanded + budget
@@ -143,7 +143,7 @@ class Search:
             self._take_up_refused()
 
     def _raise_peak(self) -> bool:
-        """Raise B to the smallest refused cost. False when nothing below the ceiling was refused."""
+        """Raise B to the smallest refused cost. Return False if nothing below the ceiling was refused."""
         while self._refused and not self._refused[0][2].is_live:
             heapq.heappop(self._refused)
         if not self._refused or self._refused[0][0] >= self.ceiling_bytes:
@@ -172,7 +172,7 @@ class Search:
         if self._rules.closure and self._replace_by_closure(state, moves):
             return
         refused: Bytes | None = None
-        found: list[_State] = []
+        children: list[_State] = []
         try:
             for operator, (beyond, _) in sorted(moves.items(), key=lambda item: (item[1][1], item[0])):
                 cost = state.live_bytes + beyond
@@ -182,12 +182,12 @@ class Search:
                     check_time(self._deadline)
                     child = self._child(state, moves, operator)
                     if child is not None:
-                        found.append(child)
+                        children.append(child)
                     if state.replaced or self.order is not None:
                         break
         finally:
             # The one with least alive is on top, and comes first.
-            self._stack.extend(sorted(found, key=lambda each: each.live_bytes, reverse=True))
+            self._stack.extend(sorted(children, key=lambda child: child.live_bytes, reverse=True))
         if state.replaced:
             return
         state.seen_peak, state.moves = self.peak_bytes, None
@@ -195,7 +195,7 @@ class Search:
             heapq.heappush(self._refused, (refused, next(self._counter), state))
 
     def _child(self, state: _State, moves: Moves, operator: OperatorIndex) -> _State | None:
-        """The state after a move and what follows from it by the rules, if it is a new one."""
+        """Return the state after a move and what follows from it by the rules, if it is a new one."""
         following = dict(moves)
         _, added = moves[operator]
         steps = list(self._space.sequence(operator, state.done))
@@ -214,13 +214,13 @@ class Search:
         moves: Moves | None,
         steps: tuple[OperatorIndex, ...],
     ) -> tuple[_State, bool]:
-        """Note that one state leads to another; the other one, and whether it is to be searched."""
+        """Note that a state leads to another; return the other, and True if it is to be searched."""
         known = self._seen.get(done)
         target = known or _State(done, live, moves)
         if known is None:
             target.parent, target.steps = state, steps
             self._seen[done] = target
-        if all(target is not each for each in state.children):
+        if all(target is not child for child in state.children):
             state.children.append(target)
             target.references += 1
         if done == self._space.everything and self.order is None:
@@ -228,7 +228,7 @@ class Search:
         return target, known is None and self.order is None
 
     def _close(self, done: int, live: Bytes, moves: Moves, steps: list[OperatorIndex]) -> tuple[int, Bytes]:
-        """Rule ``closure``: make moves that fit and leave no more alive, until there is none."""
+        """Make moves that fit and leave no more alive, until there is none: rule ``closure``."""
         while True:
             check_time(self._deadline)
             room = self.peak_bytes - live
@@ -240,7 +240,7 @@ class Search:
             done = self._space.run(chosen, done, moves)
 
     def _replace_by_closure(self, state: _State, moves: Moves) -> bool:
-        """Rule ``closure`` for a state itself: B may have been raised since it was reached."""
+        """Apply rule ``closure`` to a state itself: B may have been raised since it was reached."""
         room = self.peak_bytes - state.live_bytes
         if not any(added <= 0 and beyond <= room for beyond, added in moves.values()):
             return False
@@ -254,10 +254,10 @@ class Search:
         return True
 
     def _commit(self, state: _State) -> _State | None:
-        """Rule ``commit``: replace ancestors by a new state, or by a smaller one between.
+        """Replace ancestors by a new state, or by a smaller one between: rule ``commit``.
 
         Returns:
-            The state to search on from, or None when that is known already.
+            The state to search on from, or None if that is known already.
         """
         ancestor = state.parent if self._rules.commit else None
         while ancestor is not None:
@@ -275,7 +275,7 @@ class Search:
                 raise
             steps = self._steps_between(ancestor, state)
             if least < state.live_bytes:
-                kept = tuple(each for each in steps if smallest >> each & 1)
+                kept = tuple(step for step in steps if smallest >> step & 1)
                 state, new = self._lead(ancestor, smallest, least, None, kept)
                 self._replace(ancestor, state)
                 if not new:
@@ -296,28 +296,28 @@ class Search:
             self._release(child)
 
     def _release(self, state: _State) -> None:
-        """Drop one edge to a state; forget it, and what only it leads to, when that was the last one."""
+        """Drop an edge to a state; forget it, and what only it leads to, if that was the last one."""
         todo = [state]
         while todo:
-            each = todo.pop()
-            each.references -= 1
-            if each.references == 0:
-                del self._seen[each.done]
-                todo += each.children
-                each.children, each.moves = [], None
+            reached = todo.pop()
+            reached.references -= 1
+            if reached.references == 0:
+                del self._seen[reached.done]
+                todo += reached.children
+                reached.children, reached.moves = [], None
 
     def _steps_between(self, ancestor: _State, state: _State) -> tuple[OperatorIndex, ...]:
-        """Operators passed on the way from an ancestor."""
-        return tuple(step for each in reversed([*_way(state, ancestor)]) for step in each.steps)
+        """Return the operators on the path from an ancestor."""
+        return tuple(step for passed in reversed([*_path(state, ancestor)]) for step in passed.steps)
 
     def _finish(self, state: _State, steps: tuple[OperatorIndex, ...]) -> None:
-        """All operators are done: read the order off the way here."""
-        order = tuple(step for each in reversed([*_way(state, None)]) for step in each.steps) + steps
+        """Read the order off the path to here: all operators are done."""
+        order = tuple(step for passed in reversed([*_path(state, None)]) for step in passed.steps) + steps
         self.order = order[::-1] if self._space.backward else order
 
 
-def _way(state: _State, end: _State | None) -> Iterator[_State]:
-    """A state and its parents up to, but without, the end."""
+def _path(state: _State, end: _State | None) -> Iterator[_State]:
+    """Yield a state and its parents up to, but without, the end."""
     current: _State | None = state
     while current is not None and current is not end:
         yield current

@@ -1,4 +1,4 @@
-"""The switches of the exact search, each with the reason why it keeps the smallest peak.
+"""Has the switches of the exact search, each with the proof that it keeps the smallest peak.
 
 Notation: a state S is the set of operators that have run; live(S) is what is alive after them; B is the
 peak that the search currently allows. S is *feasible* when its operators can be followed by all others
@@ -39,10 +39,10 @@ class SearchRules:
             steps between see, its own step costs no more than that successor's by the condition, and w
             comes earlier: a contradiction. So just the lazy ancestors of w precede w. In any executable
             sequence each of them costs no more than a successor among them or w, hence than w.
-        commit: where T was reached from S within B and ``live(T) <= live(Z)`` for every state Z between
+        commit: if T was reached from S within B and ``live(T) <= live(Z)`` for every state Z between
             them, S is replaced by T. Proof: for every state P of a completion from S, P & T lies between
             S and T, so ``live(P | T) <= live(P) + live(T) - live(P & T) <= live(P)``: running T's
-            operators first lowers, or keeps, every later step. Where some Z is smaller than T, the
+            operators first lowers, or keeps, every later step. If some Z is smaller than T, the
             smallest one takes T's place: the steps to T that belong to Z, alone, cost no more, because
             ``live(P & Z) <= live(P) + live(Z) - live(P | Z) <= live(P)`` for states P on the way to T.
             What only S led to is forgotten, *also as seen*: it may be met again behind T. A state that
