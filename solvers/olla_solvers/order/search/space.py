@@ -23,7 +23,6 @@ from typing import TypeAlias
 from olla_solvers.deadline import check_time
 from olla_solvers.graph.bitsets import bits_of
 from olla_solvers.graph.flow import FlowGraph
-from olla_solvers.graph.minimum_cut import smallest_state
 from olla_solvers.problem import Bytes, OperatorIndex
 
 Moves: TypeAlias = dict[OperatorIndex, tuple[Bytes, Bytes]]
@@ -120,16 +119,6 @@ class Space:
         """Return a move's operators in the order in which time passes them."""
         ready = tuple(bits_of(self._brings[operator] & ~done))
         return (*(reversed(ready) if self.backward else ready), operator)
-
-    def smallest_between(
-        self, low: int, high: int, low_bytes: Bytes, high_bytes: Bytes, deadline: float
-    ) -> tuple[Bytes, int]:
-        """Return the bytes alive in the smallest state between two, and that state."""
-        if not self.backward:
-            return smallest_state(self.flow, low, high, low_bytes, deadline)
-        everything = self.everything
-        least, state = smallest_state(self.flow, everything & ~high, everything & ~low, high_bytes, deadline)
-        return least, everything & ~state
 
     def _step(self, operator: OperatorIndex, done: int) -> tuple[Bytes, Bytes]:
         """Return the move's cost beyond live(S), and the bytes it adds to that."""
