@@ -8,6 +8,8 @@ from functools import cache
 import networkx
 from hypothesis import strategies as st
 
+from olla_solvers.graph.flow import FlowGraph
+from olla_solvers.order.bounds import MinimumCuts
 from olla_solvers.plan import Span
 from olla_solvers.problem import Array, ArrayKind, Operator, Problem
 
@@ -223,6 +225,13 @@ def precedence_bound(problem: Problem) -> int:
                 alive += array.size_bytes
         bound = max(bound, alive)
     return bound
+
+
+def mincut_bytes(flow: FlowGraph, deadline: float = float("inf")) -> int:
+    """The bound by minimum cuts at all operators."""
+    cuts = MinimumCuts(flow, range(flow.count), 0)
+    cuts.run(deadline)
+    return cuts.bound_bytes
 
 
 @st.composite

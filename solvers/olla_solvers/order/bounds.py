@@ -15,50 +15,9 @@ import time
 from collections.abc import Sequence
 
 from olla_solvers.deadline import DeadlinePassedError
-from olla_solvers.graph.contract import contract
-from olla_solvers.graph.flow import FlowGraph, flow_of
+from olla_solvers.graph.flow import FlowGraph
 from olla_solvers.graph.minimum_cut import live_bytes, smallest_state
-from olla_solvers.graph.split import split
-from olla_solvers.problem import Bytes, OperatorIndex, Problem
-
-
-def mincut_bound(problem: Problem, time_limit: float | None = None) -> Bytes:
-    """Return bytes that some operator needs in every order, by minimum cuts in the contracted graph.
-
-    Args:
-        problem: the graph.
-        time_limit: seconds; None for as long as it takes. The result is a bound at any time.
-
-    Returns:
-        A bound, at least the precedence bound; no order's peak is smaller.
-    """
-    deadline = float("inf") if time_limit is None else time.monotonic() + time_limit
-    flow, _ = flow_of(problem)
-    contracted = contract(flow)
-    bound = max(contracted.floor_bytes, *flow.precedence_bytes, 0)
-    for piece in split(contracted.flow):
-        order = range(piece.flow.count)
-        bound = max(bound, mincut_bytes(piece.flow, order, bound, deadline))
-    return bound
-
-
-def mincut_bytes(
-    flow: FlowGraph, order: Sequence[OperatorIndex], bound_bytes: Bytes, deadline: float
-) -> Bytes:
-    """Return the largest bound that the minimum cut at any operator gives.
-
-    Args:
-        flow: the graph.
-        order: any order of it; a good one saves time.
-        bound_bytes: a proven bound to start from.
-        deadline: ``time.monotonic()`` at which to stop.
-
-    Returns:
-        A bound, at least the given one.
-    """
-    cuts = MinimumCuts(flow, order, bound_bytes)
-    cuts.run(deadline)
-    return cuts.bound_bytes
+from olla_solvers.problem import Bytes, OperatorIndex
 
 
 class MinimumCuts:

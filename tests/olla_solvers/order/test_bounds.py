@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olla_solvers.graph.bitsets import bits_of
+from olla_solvers.graph.contract import contract
 from olla_solvers.graph.flow import FlowGraph, flow_of
 from olla_solvers.graph.minimum_cut import live_bytes
-from olla_solvers.order.bounds import mincut_bound, mincut_bytes
 from olla_solvers.order.projection import Projection
 from olla_solvers.problem import Problem
-from tests.olla_solvers.graphs import precedence_bound, problems, smallest_peak, training_steps
+from tests.olla_solvers.graphs import mincut_bytes, precedence_bound, problems, smallest_peak, training_steps
 
 MANY = settings(max_examples=400, deadline=None, derandomize=True)
 
@@ -21,9 +21,9 @@ MANY = settings(max_examples=400, deadline=None, derandomize=True)
 @given(problems())
 def test_mincut_bounds_hold_without_contraction(problem: Problem) -> None:
     flow, _ = flow_of(problem)
-    bound = mincut_bytes(flow, range(flow.count), 0, float("inf"))
+    bound = mincut_bytes(flow)
     assert precedence_bound(problem) <= bound <= smallest_peak(problem)
-    assert mincut_bytes(flow, range(flow.count), 0, 0.0) >= precedence_bound(problem)
+    assert mincut_bytes(flow, 0.0) >= precedence_bound(problem)
     cuts = (smallest_cut(flow, operator) for operator in range(flow.count))
     assert bound == max(cuts)
 
@@ -51,7 +51,9 @@ def test_bounds_hold_on_thousands_of_graphs() -> None:
         projection = Projection(flow, 0)
         projection.run(optimum + 1, float("inf"))
         assert projection.bound_bytes <= optimum
-        assert precedence_bound(problem) <= mincut_bound(problem) <= optimum
-        assert mincut_bytes(flow, range(flow.count), 0, float("inf")) <= optimum
+        contracted = contract(flow)
+        bound = max(contracted.floor_bytes, mincut_bytes(contracted.flow))
+        assert precedence_bound(problem) <= mincut_bytes(flow) <= optimum
+        assert precedence_bound(problem) <= bound <= optimum
 
     check()
