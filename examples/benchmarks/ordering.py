@@ -17,19 +17,21 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from olla_solvers.analysis import captured_order, peak_bytes, precedence_bound
+from olla_solvers.analysis import peak_bytes
 from olla_solvers.baselines.inductor import HEURISTICS
 from olla_solvers.errors import OllaError
 from olla_solvers.graph.contract import contract
 from olla_solvers.graph.flow import FlowGraph, flow_of
 from olla_solvers.graph.split import split
 from olla_solvers.ilp import backends
-from olla_solvers.order import ALL_TECHNIQUES, LITERAL, order, order_in_stages
-from olla_solvers.order.bounds import mincut_bound
-from olla_solvers.order.greedy import best_order, free_first
+from olla_solvers.ilp.techniques import ALL_TECHNIQUES, LITERAL
+from olla_solvers.order import order
+from olla_solvers.order.bounds import MinimumCuts
+from olla_solvers.order.greedy import best_order, free_first_orders
+from olla_solvers.order.portfolio import Portfolio
 from olla_solvers.paper.program_size import program_size
 from olla_solvers.problem import Problem
 
@@ -59,19 +61,19 @@ MIB = 1 << 20
 
 @dataclass
 class Row:
-    """What was measured on one graph; bytes, and seconds of wall-clock time.
+    """The figures of a graph; bytes, and seconds of wall-clock time.
 
     Attributes:
         graph: its name.
         operators: how many it has.
         captured: peak of the captured order.
-        eager: what eager PyTorch needs, where it was followed.
+        eager: bytes that eager PyTorch needs, if it was followed.
         heuristics: peak of each heuristic's order.
         peak: peak of the best order.
         bounds: each bound.
         bound: the best bound.
-        found_by: what found the order.
-        proved_by: what proved it, or None.
+        found_by: the method that found the order.
+        proved_by: the one that proved it, or None.
         seconds: of each heuristic and bound by itself, and of ordering.
         stages: seconds of each stage of ordering that ran.
         programs: variables and constraints of the integer program, literal, within spans, and contracted.
@@ -100,7 +102,7 @@ class Row:
 
 
 def capture(name: str, batch: int, optimizer: str) -> tuple[Problem, int | None]:
-    """A model's training step and what eager needs for it, under fake tensors."""
+    """Return a model's training step and the bytes that eager needs for it, under fake tensors."""
     import olla_fx
     from olla_fx.models import build_model, optimizer_by_name
 
@@ -117,7 +119,7 @@ def capture(name: str, batch: int, optimizer: str) -> tuple[Problem, int | None]
 
 
 def graphs(options: argparse.Namespace) -> Iterator[tuple[str, Problem, int | None]]:
-    """Every graph to measure: its name, the problem, and what eager needs."""
+    """Yield every graph to measure: its name, the problem, and the bytes that eager needs."""
     for path in options.files:
         eager = path.with_suffix(".eager")
         needed = int(eager.read_text(encoding="utf-8")) if eager.exists() else None
@@ -160,21 +162,25 @@ def measure(name: str, problem: Problem, eager: int | None, time_limit: float) -
         seconds[label] = time.perf_counter() - start
     flow, _ = flow_of(problem)
     start = time.perf_counter()
-    peaks["free first"] = min(flow.peak_bytes(free_first(flow, by_net=each)) for each in (True, False))
+    peaks["free first"] = min(candidate.peak_bytes for candidate in free_first_orders(flow))
     seconds["free first"] = time.perf_counter() - start
     start = time.perf_counter()
     peaks["greedy"] = best_order(flow, 0, float("inf")).peak_bytes
     seconds["greedy"] = time.perf_counter() - start
     bounds: dict[str, int] = {}
-    for label, bound in (("precedence", precedence_bound), ("min-cut", _mincut)):
-        start = time.perf_counter()
-        bounds[label] = bound(problem)
-        seconds[label] = time.perf_counter() - start
-    schedule, stages = order_in_stages(problem, time_limit=time_limit)
+    start = time.perf_counter()
+    bounds["precedence"] = max(flow_of(problem)[0].precedence_bytes, default=0)
+    seconds["precedence"] = time.perf_counter() - start
+    start = time.perf_counter()
+    bounds["min-cut"] = _mincut_bytes(flow, time.monotonic() + 10)
+    seconds["min-cut"] = time.perf_counter() - start
+    schedule = order(problem, time_limit=time_limit)
+    portfolio = Portfolio(flow_of(problem)[0], time.monotonic() + time_limit)
+    portfolio.run()
     return Row(
         graph=name,
         operators=len(problem.operators),
-        captured=peak_bytes(problem, captured_order(problem)),
+        captured=peak_bytes(problem, problem.captured_order),
         eager=eager,
         heuristics=peaks,
         peak=schedule.peak_bytes,
@@ -183,23 +189,29 @@ def measure(name: str, problem: Problem, eager: int | None, time_limit: float) -
         found_by=schedule.found_by,
         proved_by=schedule.proved_by,
         seconds={**seconds, "order": schedule.seconds},
-        stages=dict(stages),
+        stages=portfolio.seconds,
         programs=_program_sizes(flow),
     )
 
 
-def _mincut(problem: Problem) -> int:
-    return mincut_bound(problem, time_limit=10)
+def _mincut_bytes(flow: FlowGraph, deadline: float) -> int:
+    """Return the bound by minimum cuts at all operators of the contracted graph."""
+    contracted = contract(flow)
+    bound = max(contracted.floor_bytes, *flow.precedence_bytes, 0)
+    for piece in split(contracted.flow):
+        cuts = MinimumCuts(piece.flow, range(piece.flow.count), bound)
+        cuts.run(deadline)
+        bound = cuts.bound_bytes
+    return bound
 
 
 def _program_sizes(flow: FlowGraph) -> dict[str, tuple[int, int]]:
-    """Of equation 14: every operator and array at every timestep; within spans; contracted and split."""
+    """Return sizes of equation 14: literal; within spans; contracted and split."""
     pieces = [program_size(piece.flow) for piece in split(contract(flow).flow)]
-    spans = replace(ALL_TECHNIQUES, early_updates=False)
-    sizes = {"literal": program_size(flow, LITERAL), "within spans": program_size(flow, spans)}
+    sizes = {"literal": program_size(flow, LITERAL), "within spans": program_size(flow, ALL_TECHNIQUES)}
     return {
         **{name: (size.variables, size.constraints) for name, size in sizes.items()},
-        "contracted": (sum(each.variables for each in pieces), sum(each.constraints for each in pieces)),
+        "contracted": (sum(size.variables for size in pieces), sum(size.constraints for size in pieces)),
     }
 
 
@@ -224,18 +236,19 @@ def compare_solvers(row: Row, problem: Problem, solvers: Sequence[str], time_lim
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Columns of text, the first aligned to the left, the others to the right."""
+    """Return columns of text, the first aligned to the left, the others to the right."""
     widths = [max(len(line[column]) for line in (header, *lines)) for column in range(len(header))]
     return "\n".join(
         "  ".join(
-            f"{cell:<{widths[0]}}" if not at else f"{cell:>{widths[at]}}" for at, cell in enumerate(line)
+            f"{cell:<{widths[0]}}" if not column else f"{cell:>{widths[column]}}"
+            for column, cell in enumerate(line)
         )
         for line in (header, *lines)
     )
 
 
 def orders_table(rows: Sequence[Row]) -> str:
-    """The first table; peaks and bounds in MiB."""
+    """Return the first table; peaks and bounds in MiB."""
     header = ("graph", "operators", "eager", "captured", *HEURISTICS, "free first", "greedy", "peak",
               "precedence", "min-cut", "gap %", "seconds", "found by", "proved by")  # fmt: skip
     lines = [
@@ -244,9 +257,9 @@ def orders_table(rows: Sequence[Row]) -> str:
             f"{row.operators:,}",
             _mib(row.eager),
             _mib(row.captured),
-            *(_mib(each) for each in row.heuristics.values()),
+            *(_mib(peak) for peak in row.heuristics.values()),
             _mib(row.peak),
-            *(_mib(each) for each in row.bounds.values()),
+            *(_mib(bound) for bound in row.bounds.values()),
             f"{100 * row.gap:.3f}",
             f"{row.seconds['order']:.2f}",
             row.found_by,
@@ -258,17 +271,17 @@ def orders_table(rows: Sequence[Row]) -> str:
 
 
 def stages_table(rows: Sequence[Row]) -> str:
-    """The second table: seconds of each stage that ran."""
+    """Return the second table: seconds of each stage that ran."""
     stages = list(dict.fromkeys(stage for row in rows for stage in row.stages))
     lines = [
-        (row.graph, *(f"{row.stages[each]:.3f}" if each in row.stages else "-" for each in stages))
+        (row.graph, *(f"{row.stages[stage]:.3f}" if stage in row.stages else "-" for stage in stages))
         for row in rows
     ]
     return table(("graph", *stages), lines)
 
 
 def programs_table(rows: Sequence[Row]) -> str:
-    """The third table: variables and constraints."""
+    """Return the third table: variables and constraints."""
     names = list(rows[0].programs) if rows else []
     header = ("graph", *(f"{name}: {what}" for name in names for what in ("variables", "constraints")))
     lines = [(row.graph, *(f"{size:,}" for name in names for size in row.programs[name])) for row in rows]
@@ -276,7 +289,7 @@ def programs_table(rows: Sequence[Row]) -> str:
 
 
 def solvers_table(rows: Sequence[Row]) -> str:
-    """The last table; peaks and bounds in MiB."""
+    """Return the last table; peaks and bounds in MiB."""
     lines = [
         (
             row.graph,
@@ -322,9 +335,9 @@ def main() -> int:
         rows.append(row)
         print(f"{name}: {_mib(row.peak)} MiB, {row.proved_by or 'open'}", file=sys.stderr)
         if options.json:
-            options.json.write_text(json.dumps([asdict(each) for each in rows], indent=1), encoding="utf-8")
+            options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
     tables = [orders_table, stages_table, programs_table, *([solvers_table] if options.solvers else [])]
-    print("\n\n".join(each(rows) for each in tables))
+    print("\n\n".join(make(rows) for make in tables))
     return 0
 
 

@@ -1,9 +1,9 @@
-"""What each technique is worth: of the integer programs, and of the exact search.
+"""Measures what each technique is worth: of the integer programs, and of the default path.
 
 ``programs`` states the ordering program (OLLA equation 14) of each graph with all techniques and without
 each; the same uncontracted, where contraction hides nothing; and literally, with each technique alone.
 ``joint`` does so for order and addresses in one program (equation 9), on the step of a small perceptron.
-``rules`` searches the graphs with all rules and without each.
+``rules`` orders the graphs by the default methods with all rules and without each.
 
     python examples/benchmarks/ordering_techniques.py programs captured/alexnet_1_sgd.json --solver highs
     python examples/benchmarks/ordering_techniques.py joint --solver highs
@@ -21,38 +21,42 @@ from pathlib import Path
 
 from olla_solvers.graph.flow import flow_of
 from olla_solvers.ilp import backends
-from olla_solvers.order import ALL_TECHNIQUES, LITERAL, Techniques, order
+from olla_solvers.ilp.techniques import ALL_TECHNIQUES, LITERAL, Techniques
 from olla_solvers.order.portfolio import Portfolio
 from olla_solvers.order.search import ALL_RULES, SearchRules
 from olla_solvers.paper.joint import joint_plan
+from olla_solvers.paper.ordering import Anchors, order_with_techniques
 from olla_solvers.problem import Problem
 
-OF_THE_PAPER = ("spans", "useful_lifetimes", "preserved", "precedence", "early_updates", "shared_outputs")
+OF_THE_PAPER = ("spans", "useful_lifetimes", "preserved", "precedence", "shared_outputs")
 """Techniques of the ordering program that do not change the graph."""
 
-JOINT = ("spans", "useful_lifetimes", "preserved", "precedence", "shared_outputs", "resident_sets")
+JOINT = (*OF_THE_PAPER, "resident_sets")
 """Those of the joint program."""
 
 MIB = 1 << 20
 
 
-def program_variants() -> Iterator[tuple[str, Techniques]]:
-    """Names and techniques of the ordering program."""
-    yield "all", ALL_TECHNIQUES
-    for name in (*OF_THE_PAPER, "contract", "pieces"):
-        yield f"without {name}", replace(ALL_TECHNIQUES, **{name: False})
+def program_variants() -> Iterator[tuple[str, Techniques, Anchors]]:
+    """Yield names, techniques and early updates of the ordering program."""
     uncontracted = replace(ALL_TECHNIQUES, contract=False, pieces=False)
-    yield "uncontracted", uncontracted
-    for name in OF_THE_PAPER:
-        yield f"uncontracted, without {name}", replace(uncontracted, **{name: False})
-    yield "uncontracted, the paper's anchors", replace(uncontracted, safe_anchors=False)
-    yield "literal", LITERAL
+    for label, base, extra in (
+        ("", ALL_TECHNIQUES, ("contract", "pieces")),
+        ("uncontracted, ", uncontracted, ()),
+    ):
+        yield f"{label}all", base, Anchors.SAFE
+        for name in (*OF_THE_PAPER, *extra):
+            yield f"{label}without {name}", replace(base, **{name: False}), Anchors.SAFE
+        yield f"{label}without early_updates", base, Anchors.NONE
+    yield "uncontracted, the paper's anchors", uncontracted, Anchors.PAPER
+    yield "literal", LITERAL, Anchors.NONE
     for name in (*OF_THE_PAPER, "contract", "pieces"):
-        yield f"literal, with {name}", replace(LITERAL, **{name: True})
+        yield f"literal, with {name}", replace(LITERAL, **{name: True}), Anchors.NONE
+    yield "literal, with early_updates", LITERAL, Anchors.SAFE
 
 
 def joint_variants() -> Iterator[tuple[str, Techniques]]:
-    """Names and techniques of the joint program."""
+    """Yield names and techniques of the joint program."""
     yield "all", ALL_TECHNIQUES
     for name in JOINT:
         yield f"without {name}", replace(ALL_TECHNIQUES, **{name: False})
@@ -60,7 +64,7 @@ def joint_variants() -> Iterator[tuple[str, Techniques]]:
 
 
 def perceptron_step() -> Problem:
-    """A training step of three layers, captured under fake tensors."""
+    """Return a training step of three layers, captured under fake tensors."""
     import torch
     from torch import nn
 
@@ -75,16 +79,18 @@ def perceptron_step() -> Problem:
 
 
 def compare_programs(paths: Sequence[Path], solver: str, limit: float, wanted: Sequence[str]) -> None:
-    """The ordering program of each graph, a line for each variant that is wanted; all where none is named."""
+    """Print a line for each variant of the ordering program that is wanted; all if none is named."""
     for path in paths:
         problem = Problem.load(path)
         print(
             f"{path.stem}, {solver}, {limit:g} s: variables, constraints, seconds, status, peak, bound (MiB)"
         )
-        for name, techniques in program_variants():
+        for name, techniques, anchors in program_variants():
             if wanted and name not in wanted:
                 continue
-            schedule = order(problem, solver=solver, time_limit=limit, techniques=techniques)
+            schedule = order_with_techniques(
+                problem, solver=solver, time_limit=limit, techniques=techniques, anchors=anchors
+            )
             report = schedule.solver
             print(
                 f"| {name} | {report.variables:,} | {report.constraints:,} | {report.seconds:.2f} "
@@ -94,7 +100,7 @@ def compare_programs(paths: Sequence[Path], solver: str, limit: float, wanted: S
 
 
 def compare_joint(paths: Sequence[Path], solver: str, limit: float) -> None:
-    """The joint program, a line for each variant."""
+    """Print a line for each variant of the joint program."""
     problems = [(path.stem, Problem.load(path)) for path in paths] or [("perceptron", perceptron_step())]
     for name, problem in problems:
         operators, arrays = len(problem.operators), len(problem.planned)
@@ -113,17 +119,16 @@ def compare_joint(paths: Sequence[Path], solver: str, limit: float) -> None:
 
 
 def compare_rules(paths: Sequence[Path], limit: float) -> None:
-    """The search on all graphs, a line for each rule."""
+    """Order all graphs, and print a line for each rule."""
     flows = [flow_of(Problem.load(path))[0] for path in paths]
     print(f"{len(flows)} graphs, {limit:g} s each: graphs left open, states expanded, processor seconds")
     variants = [("(nothing)", ALL_RULES)]
-    variants += [(each.name, replace(ALL_RULES, **{each.name: False})) for each in fields(SearchRules)]
+    variants += [(rule.name, replace(ALL_RULES, **{rule.name: False})) for rule in fields(SearchRules)]
     for name, rules in variants:
         left_open, expanded, start = 0, 0, time.process_time()
         for flow in flows:
             portfolio = Portfolio(flow, time.monotonic() + limit, rules)
-            portfolio.run_short()
-            portfolio.run_long(program=False)
+            portfolio.run()
             left_open += portfolio.best.peak_bytes > portfolio.bound_bytes
             expanded += sum(part.search.expanded for part in portfolio.parts if part.search is not None)
         print(f"| {name} | {left_open} | {expanded:,} | {time.process_time() - start:.1f} |", flush=True)

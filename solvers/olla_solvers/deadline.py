@@ -1,4 +1,4 @@
-"""The clock of a computation that has a deadline."""
+"""Ends a computation at its deadline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class DeadlinePassedError(Exception):
 
 
 def check_time(deadline: float) -> None:
-    """Look at the clock.
+    """Check the deadline.
 
     Raises:
         DeadlinePassedError: if ``time.monotonic()`` is past the deadline.

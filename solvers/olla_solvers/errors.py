@@ -1,4 +1,4 @@
-"""Every exception that the planners raise on purpose, under one base."""
+"""Defines the exceptions that the planners raise, under one base."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What planning returns: an order (`Schedule`), offsets (`Placement`), and both together (`Plan`).
+"""Holds the results of planning: an order (`Schedule`), offsets (`Placement`), and both (`MemoryPlan`).
 
 All byte counts follow one convention: ``peak_bytes``, ``lower_bound_bytes`` and ``buffer_bytes`` count
 planned arrays and workspaces only; output arrays and static arrays stand apart.
@@ -15,7 +15,7 @@ from olla_solvers.progress import Improvement
 
 
 class SolverStatus(enum.StrEnum):
-    """How a solver's run ended."""
+    """The end of a solver's run."""
 
     NOT_RUN = "not_run"
     OPTIMAL = "optimal"
@@ -26,7 +26,7 @@ class SolverStatus(enum.StrEnum):
 
 
 class SolverEffect(enum.StrEnum):
-    """What a solver's run did for the plan."""
+    """The effect of a solver's run on the plan."""
 
     NONE = "none"
     FOUND = "found"
@@ -41,9 +41,9 @@ class SolverReport:
     Attributes:
         solver: ``cbc``, ``gurobi``, ``highs`` or ``none``.
         status: how it ended.
-        effect: whether it found the answer alone, improved the start, or only confirmed it.
+        effect: it found the answer alone, improved the start, or only confirmed it.
         objective_bytes: value of its incumbent, re-evaluated on the problem, if it has one.
-        bound_bytes: what it proved no solution can beat, if anything.
+        bound_bytes: the value that it proved no solution can beat, if any.
         variables: columns of the model it was given.
         constraints: rows of the model it was given.
         seconds: wall-clock time of the run.
@@ -62,7 +62,7 @@ class SolverReport:
 
     @property
     def gap(self) -> float | None:
-        """``(objective - bound) / objective``, or None when either is missing."""
+        """``(objective - bound) / objective``, or None if either is missing."""
         if self.objective_bytes is None or self.bound_bytes is None:
             return None
         if self.objective_bytes == 0:
@@ -78,11 +78,11 @@ class Schedule:
         order: operator indices, first to last; a permutation.
         peak_bytes: largest resident set over the order.
         lower_bound_bytes: proven: no order can have a smaller peak.
-        found_by: method that found the order (``captured``, ``greedy``, ``ilp``, ...).
+        found_by: method that found the order (``captured``, ``greedy``, ``exact search``, ...).
         proved_by: method whose bound equals the peak, or None while there is a gap.
         solver: report of the integer program, ``NOT_RUN`` when none ran.
         seconds: wall-clock time of ordering.
-        progress: when which peak was found and which bound proven.
+        progress: every improvement of the peak or its bound.
     """
 
     order: tuple[OperatorIndex, ...]
@@ -96,7 +96,7 @@ class Schedule:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether the peak equals its proven bound."""
+        """True if the peak equals its proven bound."""
         return self.peak_bytes == self.lower_bound_bytes
 
 
@@ -110,7 +110,7 @@ class Span:
         upper: end of its lifetime, exclusive.
         size_bytes: bytes it covers.
         alignment: its offset must be a multiple of this.
-        offset: its offset where that is given beforehand, else None.
+        offset: its offset if that is given beforehand, else None.
     """
 
     name: str
@@ -130,10 +130,10 @@ class Placement:
         height_bytes: end of the topmost span.
         lower_bound_bytes: most bytes alive at one timestep: no placement is lower.
         found_by: method that found it.
-        proved_by: what proves the height smallest, or None while there is a gap.
+        proved_by: the method that proves the height smallest, or None while there is a gap.
         solver: report of the integer program, ``NOT_RUN`` when none ran.
         seconds: wall-clock time of placing.
-        progress: when which height was found and which bound proven.
+        progress: every improvement of the height or its bound.
     """
 
     offsets: tuple[Offset, ...]
@@ -148,7 +148,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Which method found a plan's order and placement, and which proved them.
+    """Names the methods that found a plan's order and placement, and those that proved them.
 
     Attributes:
         order_found_by: see :attr:`Schedule.found_by`.
@@ -178,9 +178,9 @@ class MemoryPlan:
         buffer_bytes: size of the buffer.
         peak_bytes: largest resident set.
         lower_bound_bytes: proven: no order has a smaller peak.
-        provenance: what found and what proved it.
+        provenance: the methods that found and proved it.
         timings: seconds a stage, by stage (``order``, ``place``, ...).
-        progress: what ``order`` and ``place`` had found and proven by when.
+        progress: every improvement of ``order`` and ``place``, and its time.
     """
 
     order: tuple[str, ...]
@@ -195,7 +195,7 @@ class MemoryPlan:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether no order has a smaller peak, proven."""
+        """True if no order has a smaller peak, proven."""
         return self.peak_bytes == self.lower_bound_bytes
 
     @property

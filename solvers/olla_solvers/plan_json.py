@@ -1,4 +1,4 @@
-"""Plans as JSON, whole: order, offsets, figures and provenance, and back."""
+"""Writes and reads whole plans as JSON: order, offsets, figures and provenance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DERIVED = {"is_optimal", "fragmentation"}
 
 
 def plan_to_json(plan: MemoryPlan) -> dict[str, Any]:
-    """A plan as JSON-ready dictionaries.
+    """Return a plan as JSON-ready dictionaries.
 
     Args:
         plan: any plan.
@@ -40,7 +40,7 @@ def plan_to_json(plan: MemoryPlan) -> dict[str, Any]:
         "provenance": dataclasses.asdict(plan.provenance),
         "seconds": dict(plan.timings),
         "progress": {
-            stage: [dataclasses.asdict(each) for each in improvements]
+            stage: [dataclasses.asdict(improvement) for improvement in improvements]
             for stage, improvements in plan.progress.items()
         },
     }
@@ -53,10 +53,10 @@ def plan_from_json(document: Mapping[str, Any]) -> MemoryPlan:
         document: the parsed JSON.
 
     Returns:
-        The plan. Whether it fits a problem is for :func:`~olla_solvers.validate.validate` to say.
+        The plan. :func:`~olla_solvers.validate.validate` checks it against its problem.
 
     Raises:
-        ProblemError: when a field is missing, unknown or of the wrong type.
+        ProblemError: if a field is missing, unknown or of the wrong type.
     """
     if not isinstance(document, Mapping):
         raise ProblemError(f"a plan must be a JSON object, not {type(document).__name__}")
@@ -75,7 +75,7 @@ def plan_from_json(document: Mapping[str, Any]) -> MemoryPlan:
     # Plans of earlier versions have no progress.
     _check_fields(document, fields, _DERIVED | {"format", "progress"}, "the plan")
     return MemoryPlan(
-        order=tuple(_each(document["order"], str, "order")),
+        order=tuple(_items(document["order"], str, "order")),
         offsets=_mapping(document["offsets"], (int,), "offsets"),
         workspace_offsets=_mapping(document["workspace_offsets"], (int,), "workspace_offsets"),
         buffer_bytes=_typed(document["buffer_bytes"], (int,), "buffer_bytes"),
@@ -84,7 +84,7 @@ def plan_from_json(document: Mapping[str, Any]) -> MemoryPlan:
         provenance=_provenance(document["provenance"]),
         timings=_mapping(document["seconds"], (int, float), "seconds"),
         progress={
-            stage: tuple(_improvement(each) for each in improvements)
+            stage: tuple(_improvement(improvement) for improvement in improvements)
             for stage, improvements in _mapping(document.get("progress", {}), (list,), "progress").items()
         },
     )
@@ -99,7 +99,7 @@ def load_plan(path: str | Path) -> MemoryPlan:
     """Read a plan file.
 
     Raises:
-        ProblemError: when the file is no JSON or no plan; the message names the file.
+        ProblemError: if the file is no JSON or no plan; the message names the file.
     """
     try:
         return plan_from_json(json.loads(Path(path).read_text(encoding="utf-8")))
@@ -117,13 +117,13 @@ def _provenance(document: Any) -> Provenance:
     return Provenance(**fields)
 
 
-def _report(document: Any, where: str) -> SolverReport:
+def _report(document: Any, label: str) -> SolverReport:
     names = {field.name for field in dataclasses.fields(SolverReport)}
-    _check_fields(document, names, set(), where)
+    _check_fields(document, names, set(), label)
     try:
         status, effect = SolverStatus(document["status"]), SolverEffect(document["effect"])
     except ValueError as error:
-        raise ProblemError(f"{where}: {error}") from error
+        raise ProblemError(f"{label}: {error}") from error
     return SolverReport(**{**document, "status": status, "effect": effect})
 
 
@@ -138,25 +138,25 @@ def _improvement(document: Any) -> Improvement:
     )
 
 
-def _check_fields(document: Any, needed: set[str], also: set[str], where: str) -> None:
+def _check_fields(document: Any, needed: set[str], also: set[str], label: str) -> None:
     if not isinstance(document, Mapping):
-        raise ProblemError(f"{where} must be a JSON object, not {document!r}")
+        raise ProblemError(f"{label} must be a JSON object, not {document!r}")
     for name in sorted(needed - set(document)):
-        raise ProblemError(f"{where} lacks field {name!r}")
+        raise ProblemError(f"{label} lacks field {name!r}")
     for name in sorted(set(document) - needed - also):
-        raise ProblemError(f"{where} has unknown field {name!r}")
+        raise ProblemError(f"{label} has unknown field {name!r}")
 
 
-def _typed(value: Any, kinds: tuple[type, ...], where: str) -> Any:
+def _typed(value: Any, kinds: tuple[type, ...], label: str) -> Any:
     if not isinstance(value, kinds) or isinstance(value, bool):
         expected = " or ".join(kind.__name__ for kind in kinds)
-        raise ProblemError(f"field {where!r} must be of type {expected}, not {value!r}")
+        raise ProblemError(f"field {label!r} must be of type {expected}, not {value!r}")
     return value
 
 
-def _each(values: Any, kind: type, where: str) -> list[Any]:
-    return [_typed(value, (kind,), where) for value in _typed(values, (list,), where)]
+def _items(values: Any, kind: type, label: str) -> list[Any]:
+    return [_typed(value, (kind,), label) for value in _typed(values, (list,), label)]
 
 
-def _mapping(values: Any, kinds: tuple[type, ...], where: str) -> dict[str, Any]:
-    return {name: _typed(value, kinds, where) for name, value in _typed(values, (dict,), where).items()}
+def _mapping(values: Any, kinds: tuple[type, ...], label: str) -> dict[str, Any]:
+    return {name: _typed(value, kinds, label) for name, value in _typed(values, (dict,), label).items()}

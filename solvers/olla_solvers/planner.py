@@ -1,7 +1,7 @@
 """From a problem to a checked plan: order, then place, then validate.
 
 OLLA §4.4 splits the joint program in the same two: an order with the smallest peak first, then addresses.
-Where the order's arrays do not fit together well, another order of the same peak may be taken instead.
+If the order's arrays do not fit together well, another order of the same peak may be taken instead.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from olla_solvers.analysis import peak_bytes
 from olla_solvers.ilp import backends
 from olla_solvers.order import order
 from olla_solvers.order.alternatives import orders_of_peak
@@ -31,16 +32,16 @@ def make_plan(
     Args:
         problem: the graph.
         solver: ``auto``, ``cbc``, ``gurobi``, ``highs`` or ``none``, for both stages.
-        time_limit: seconds for each stage's integer program; None for the default of at most about 30.
+        time_limit: seconds for each stage; None for the default of at most about 30.
         schedule: an order found before; None to find one.
 
     Returns:
         The plan, which has passed :func:`~olla_solvers.validate.validate`.
 
     Raises:
-        SolverUnavailableError: when the named solver is unknown, missing or not licensed.
-        OptionError: when the time limit is none.
-        ValidationError: when a given schedule does not fit the problem.
+        SolverUnavailableError: if the named solver is unknown, missing or not licensed.
+        OptionError: if the time limit is none.
+        ValidationError: if a given schedule does not fit the problem.
     """
     backends.check_options(solver, time_limit)
     is_given = schedule is not None
@@ -101,15 +102,16 @@ def place_schedule(
 
 
 def _easier_to_place(problem: Problem, schedule: Schedule) -> Schedule:
-    """The same order, or another of its peak that the simplest heuristic places without a gap."""
+    """Return the same order, or another of its peak that the simplest heuristic places without a gap."""
     if _fits(problem, schedule.order, schedule.peak_bytes):
         return schedule
     for rule, other in orders_of_peak(problem, schedule.peak_bytes):
         if _fits(problem, other, schedule.peak_bytes):
-            return replace(schedule, order=other, found_by=rule)
+            # An order that was cut short by its time limit may even have a larger peak.
+            return replace(schedule, order=other, peak_bytes=peak_bytes(problem, other), found_by=rule)
     return schedule
 
 
 def _fits(problem: Problem, sequence: tuple[OperatorIndex, ...], peak_bytes: Bytes) -> bool:
-    """Whether the skyline places an order's arrays within the peak."""
+    """Return True if the skyline places an order's arrays within the peak."""
     return place(spans_of(problem, sequence), method="skyline").height_bytes <= peak_bytes

@@ -1,8 +1,7 @@
-"""Notes when a planner finds something better: the anytime curves of OLLA figures 10 and 12.
+"""Notes every improvement that a planner makes: the anytime curves of OLLA figures 10 and 12.
 
-A planner's answer is one value to make small and one bound on it. Whoever finds a smaller value or proves a
-larger bound notes it; what is no better than before is not kept, so the notes are two monotone curves over
-time. Noting changes nothing about the search.
+A planner makes a value small and proves a bound on it. A smaller value or a larger bound is noted, and
+nothing else is kept, so the notes are two monotone curves over time. Noting changes nothing about the search.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class Improvement:
         seconds: wall-clock time since the stage began.
         value_bytes: the best peak or height so far.
         bound_bytes: proven so far: no answer is smaller.
-        method: what improved it.
+        method: the one that improved it.
     """
 
     seconds: float
@@ -38,7 +37,7 @@ class ProgressLog:
 
         Args:
             start: when the stage began, on the monotonic clock.
-            bound_bytes: what is proven before anything was tried.
+            bound_bytes: proven before anything was tried.
         """
         self._start = start
         self._bound_bytes = bound_bytes
@@ -50,7 +49,7 @@ class ProgressLog:
         Args:
             value_bytes: of the best answer that the caller knows.
             bound_bytes: the best bound that the caller knows.
-            method: what found or proved it.
+            method: the one that found or proved it.
         """
         bound_bytes = max(bound_bytes, self._bound_bytes)
         if self._improvements:
@@ -64,5 +63,5 @@ class ProgressLog:
 
     @property
     def improvements(self) -> tuple[Improvement, ...]:
-        """What was noted, in order."""
+        """The notes, in order."""
         return tuple(self._improvements)

@@ -1,10 +1,10 @@
-"""The oracle: checks a plan against its problem, and shares no code with the planners.
+"""Checks a plan against its problem, as the oracle: it shares no code with the planners.
 
 Everything is derived anew from the problem's lists: which order is executable, which arrays live when
 (half open, from the producer's timestep to just after the last consumer's; an unread array and a
 workspace for one timestep), and that no two things alive together share a byte (OLLA §3.3, the condition
 that equations 6-7 encode). Overlaps are found by one sweep over time that keeps the live intervals sorted
-by offset, where only neighbours can collide first.
+by offset: only neighbours can collide first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def validate(problem: Problem, plan: MemoryPlan) -> None:
         plan: its order and offsets, by name.
 
     Raises:
-        ValidationError: at the first violation, naming the two arrays or operators concerned.
+        ValidationError: if there is a violation; names the two arrays or operators of the first.
     """
     timestep = _check_order(problem, plan.order)
     _check_names(problem, plan)
@@ -101,7 +101,7 @@ def _blocks(problem: Problem, plan: MemoryPlan, timestep: Mapping[str, int]) -> 
         if array.kind is not ArrayKind.PLANNED or array.producer is None:
             continue
         first = timestep[problem.operators[array.producer].name]
-        last = max((timestep[problem.operators[each].name] for each in array.consumers), default=first)
+        last = max((timestep[problem.operators[reader].name] for reader in array.consumers), default=first)
         offset = plan.offsets[array.name]
         blocks.append(_Block(f"array {array.name!r}", first, last + 1, offset, array.size_bytes))
     for operator in problem.operators:
@@ -131,7 +131,7 @@ def _check_alignment(problem: Problem, plan: MemoryPlan) -> None:
 
 
 def _check_overlaps(blocks: list[_Block]) -> None:
-    """Sweep over time: deaths before births at equal times, live blocks sorted by offset."""
+    """Sweep over time, deaths before births at equal times, with live blocks sorted by offset."""
     sized = [block for block in blocks if block.size > 0]
     events = sorted(
         [(block.upper, 0, index) for index, block in enumerate(sized)]
@@ -153,11 +153,11 @@ def _check_overlaps(blocks: list[_Block]) -> None:
         alive.insert(place, block)
 
 
-def _collision(one: _Block, other: _Block) -> str:
+def _collision(first: _Block, other: _Block) -> str:
     return (
-        f"{one.label} at [{one.offset}, {one.offset + one.size}) B and {other.label} at "
+        f"{first.label} at [{first.offset}, {first.offset + first.size}) B and {other.label} at "
         f"[{other.offset}, {other.offset + other.size}) B overlap and are both alive at timestep "
-        f"{max(one.lower, other.lower)}"
+        f"{max(first.lower, other.lower)}"
     )
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+import networkx
 from hypothesis import strategies as st
 
+from olla_solvers.graph.flow import FlowGraph
+from olla_solvers.order.bounds import MinimumCuts
 from olla_solvers.plan import Span
 from olla_solvers.problem import Array, ArrayKind, Operator, Problem
 
@@ -206,6 +209,29 @@ def smallest_peak(problem: Problem) -> int:
         return min(max(cost(done, v), best(done | 1 << v)) for v in choices)
 
     return best(0)
+
+
+def precedence_bound(problem: Problem) -> int:
+    """What is alive while some operator runs in every order, by sets of ancestors and descendants."""
+    graph = networkx.DiGraph(problem.edges)
+    graph.add_nodes_from(range(len(problem.operators)))
+    bound = 0
+    for operator, made in enumerate(problem.operators):
+        above = networkx.ancestors(graph, operator) | {operator}
+        below = networkx.descendants(graph, operator) | {operator}
+        alive = made.workspace_bytes
+        for array in problem.planned:
+            if array.producer == operator or (array.producer in above and below & set(array.consumers)):
+                alive += array.size_bytes
+        bound = max(bound, alive)
+    return bound
+
+
+def mincut_bytes(flow: FlowGraph, deadline: float = float("inf")) -> int:
+    """The bound by minimum cuts at all operators."""
+    cuts = MinimumCuts(flow, range(flow.count), 0)
+    cuts.run(deadline)
+    return cuts.bound_bytes
 
 
 @st.composite

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from olla_solvers.analysis import peak_bytes
 from olla_solvers.order import order
@@ -67,6 +67,14 @@ def check_orders(problem: Problem) -> None:
         assert sorted(sequence) == list(range(len(problem.operators)))
         assert all(position[first] < position[then] for first, then in problem.edges)
         assert peak_bytes(problem, sequence) <= peak
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(training_steps())
+def test_a_plan_without_time_reports_its_own_orders_peak(problem: Problem) -> None:
+    """Greedy orders of the contracted graph may be better than the order that was cut short."""
+    plan = make_plan(problem, time_limit=0)
+    assert plan.lower_bound_bytes <= plan.peak_bytes <= plan.buffer_bytes
 
 
 def test_no_other_order_where_none_is_good_enough() -> None:

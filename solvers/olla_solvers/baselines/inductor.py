@@ -1,9 +1,9 @@
-"""The three heuristics with which TorchInductor reorders for memory, on a :class:`Problem`.
+"""Reorders for memory by the three heuristics of TorchInductor, on a :class:`Problem`.
 
-Written anew after ``torch/_inductor/memory.py`` (PyTorch 2.11 to 2.13), to be compared with and never to
-be worse than: *lpmf*, least peak memory first (Dutta et al., "Buffer memory optimization for video codec
-application modeled in Simulink", DAC 2006), *bfs*, the operator whose predecessors ran earliest, and
-*dfs*, depth first from the operators that touch least memory. Sizes are those of planned arrays.
+Written anew after ``torch/_inductor/memory.py`` (PyTorch 2.11 to 2.13), to compare with: *lpmf*, least peak
+memory first (Dutta et al., "Buffer memory optimization for video codec application modeled in Simulink",
+DAC 2006), *bfs*, the operator whose predecessors ran earliest, and *dfs*, depth first from the operators that
+touch least memory. Sizes are those of planned arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NONE = (float("inf"), -1)
 
 
 class _SmallestBefore:
-    """For keys at positions the smallest in a prefix: a segment tree."""
+    """Finds the smallest of the keys in a prefix of positions: a segment tree."""
 
     def __init__(self, count: int) -> None:
         self._leaves = 1 << max(0, count - 1).bit_length()
@@ -37,21 +37,21 @@ class _SmallestBefore:
             smallest[node] = min(smallest[2 * node], smallest[2 * node + 1])
 
     def before(self, end: int) -> tuple[float, int]:
-        """The smallest key at positions below the end."""
-        found, node = _NONE, self._leaves + end
+        """Return the smallest key at positions below the end."""
+        smallest, node = _NONE, self._leaves + end
         if end == self._leaves:
             return self._smallest[1]
         while node > 1:
             if node & 1:
-                found = min(found, self._smallest[node - 1])
+                smallest = min(smallest, self._smallest[node - 1])
             node >>= 1
-        return found
+        return smallest
 
 
 def lpmf(problem: Problem) -> tuple[OperatorIndex, ...]:
-    """Least peak memory first.
+    """Return the order of least peak memory first.
 
-    Among the operators whose outputs fit under the peak so far the one after which least is alive; where
+    Among the operators whose outputs fit under the peak so far the one after which least is alive; if
     none fits, the one with the smallest outputs. The operators stand sorted by their outputs, so that those
     that fit are a prefix.
 
@@ -64,7 +64,7 @@ def lpmf(problem: Problem) -> tuple[OperatorIndex, ...]:
     made, reads = _arrays(problem)
     unread = [len(array.consumers) for array in problem.planned]
     freed = _freed_alone(problem)
-    missing = [len(each) for each in problem.predecessors]
+    missing = [len(direct) for direct in problem.predecessors]
     by_size = sorted(range(len(made)), key=lambda v: made[v])
     position = {operator: at for at, operator in enumerate(by_size)}
     sizes = [made[operator] for operator in by_size]
@@ -106,7 +106,7 @@ def lpmf(problem: Problem) -> tuple[OperatorIndex, ...]:
 
 
 def bfs(problem: Problem) -> tuple[OperatorIndex, ...]:
-    """First the operator whose predecessors ran earliest.
+    """Return the order that takes first the operator whose predecessors ran earliest.
 
     Args:
         problem: the graph.
@@ -114,7 +114,7 @@ def bfs(problem: Problem) -> tuple[OperatorIndex, ...]:
     Returns:
         An order.
     """
-    missing = [len(each) for each in problem.predecessors]
+    missing = [len(direct) for direct in problem.predecessors]
     ready: list[tuple[list[int], OperatorIndex]] = [
         ([], operator) for operator, count in enumerate(missing) if count == 0
     ]
@@ -128,7 +128,7 @@ def bfs(problem: Problem) -> tuple[OperatorIndex, ...]:
 
 
 def dfs(problem: Problem) -> tuple[OperatorIndex, ...]:
-    """Depth first: before an operator what it needs, those that touch least memory first.
+    """Return the depth-first order: before an operator its needs, those that touch least memory first.
 
     Args:
         problem: the graph.
@@ -148,7 +148,7 @@ def dfs(problem: Problem) -> tuple[OperatorIndex, ...]:
         if operator in order:
             todo.pop()
             continue
-        waiting = [each for each in problem.predecessors[operator] if each not in order]
+        waiting = [earlier for earlier in problem.predecessors[operator] if earlier not in order]
         if not waiting:
             order[todo.pop()] = None
         else:
@@ -160,7 +160,7 @@ HEURISTICS: Mapping[str, Heuristic] = MappingProxyType({"lpmf": lpmf, "bfs": bfs
 
 
 def _arrays(problem: Problem) -> tuple[list[Bytes], list[list[int]]]:
-    """For each operator the bytes it makes and the planned arrays it reads."""
+    """Return for each operator the bytes it makes and the planned arrays it reads."""
     made: list[Bytes] = [0] * len(problem.operators)
     reads: list[list[int]] = [[] for _ in problem.operators]
     for index, array in enumerate(problem.planned):
@@ -172,7 +172,7 @@ def _arrays(problem: Problem) -> tuple[list[Bytes], list[list[int]]]:
 
 
 def _freed_alone(problem: Problem) -> list[Bytes]:
-    """For each operator the bytes that it alone reads, or makes for nobody."""
+    """Return for each operator the bytes that it alone reads, or makes for nobody."""
     freed = [0] * len(problem.operators)
     for array in problem.planned:
         if array.producer is not None and not array.consumers:
@@ -183,7 +183,7 @@ def _freed_alone(problem: Problem) -> list[Bytes]:
 
 
 def _released(problem: Problem, chosen: OperatorIndex, missing: list[int]) -> list[OperatorIndex]:
-    """Count a finished operator off its successors; those that nothing holds back any more."""
+    """Count a finished operator off its successors; return those that have become ready."""
     released = []
     for successor in problem.successors[chosen]:
         missing[successor] -= 1

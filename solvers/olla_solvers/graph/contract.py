@@ -7,11 +7,11 @@ never frees less, and never leaves more, when more operators have run before it.
 
 Each rule keeps the smallest peak. For the first two, take any order and move one operator:
 
-* :func:`_follower`: v goes right after its only direct predecessor p where ``made(v) <= G(v)`` and
+* :func:`_follower`: v goes right after its only direct predecessor p if ``made(v) <= G(v)`` and
   ``made(p) - G(p) + rise(v) <= rise(p)``. All that v needs has run after p. Every step that v moves ahead
   of sees v done, hence no more alive. v's own step now costs at most live + made(p) - G(p) + rise(v), no
   more than p's. So the peak does not grow, and the pair rises by rise(p).
-* :func:`_leader`: u goes right before its only direct successor w where ``F(u) = G(u) <= made(u)`` and
+* :func:`_leader`: u goes right before its only direct successor w if ``F(u) = G(u) <= made(u)`` and
   ``rise(u) - made(u) + F(u) <= rise(w)``. u changes what is alive by made(u) - F(u) >= 0 wherever it runs,
   so every step that u is moved behind sees no more alive. u's own step then costs live + rise(u) with
   live = (live before w) - made(u) + F(u), no more than w's step. The pair rises by
@@ -54,8 +54,8 @@ class Contracted:
     floor_bytes: Bytes = 0
 
     def expand(self, order: Sequence[OperatorIndex]) -> tuple[OperatorIndex, ...]:
-        """An order of the original graph from one of the smaller graph."""
-        middle = (operator for each in order for operator in self.parts[each])
+        """Return an order of the original graph from one of the smaller graph."""
+        middle = (original for operator in order for original in self.parts[operator])
         return (*self.first, *middle, *self.last)
 
 
@@ -70,7 +70,7 @@ class _Pair:
 
 
 def unchanged(flow: FlowGraph) -> Contracted:
-    """The graph as if contracted, but for any merge."""
+    """Return a graph as if it had been contracted, without any merge."""
     return Contracted(flow, tuple((operator,) for operator in range(flow.count)))
 
 
@@ -79,7 +79,7 @@ def contract(flow: FlowGraph, deadline: float = float("inf")) -> Contracted:
 
     Args:
         flow: the original graph.
-        deadline: ``time.monotonic()`` at which to be content with the rounds done so far.
+        deadline: ``time.monotonic()`` after which no further round is begun.
 
     Returns:
         The smaller graph and the way back.
@@ -101,13 +101,14 @@ def contract(flow: FlowGraph, deadline: float = float("inf")) -> Contracted:
 
 
 def _edge_operators(flow: FlowGraph) -> tuple[list[OperatorIndex], list[OperatorIndex]]:
-    """Operators to run first, and operators to run last."""
-    idle = [made == 0 and not read for made, read in zip(flow.made_bytes, flow.inputs, strict=True)]
-    first = [each for each in range(flow.count) if idle[each] and not flow.predecessors[each]]
-    taken = set(first)
-    last = [
-        each for each in range(flow.count) if idle[each] and not flow.successors[each] and each not in taken
+    """Return operators to run first, and operators to run last."""
+    idle = [
+        operator
+        for operator in range(flow.count)
+        if not flow.made_bytes[operator] and not flow.inputs[operator]
     ]
+    first = [operator for operator in idle if not flow.predecessors[operator]]
+    last = [operator for operator in idle if not flow.successors[operator] and flow.predecessors[operator]]
     return first, last
 
 
@@ -122,25 +123,25 @@ def _without_edge_operators(current: Contracted) -> Contracted:
     smaller = FlowGraph(
         rise_bytes=tuple(flow.rise_bytes[operator] for operator in kept),
         arrays=tuple(
-            FlowArray(each.size_bytes, number[each.producer], tuple(number[c] for c in each.consumers))
-            for each in flow.arrays
+            FlowArray(array.size_bytes, number[array.producer], tuple(number[c] for c in array.consumers))
+            for array in flow.arrays
         ),
         predecessors=tuple(
-            tuple(number[each] for each in flow.predecessors[operator] if each not in gone)
+            tuple(number[earlier] for earlier in flow.predecessors[operator] if earlier not in gone)
             for operator in kept
         ),
     )
     return Contracted(
         smaller,
         tuple(current.parts[operator] for operator in kept),
-        (*current.first, *(each for operator in first for each in current.parts[operator])),
-        (*(each for operator in last for each in current.parts[operator]), *current.last),
+        (*current.first, *(original for operator in first for original in current.parts[operator])),
+        (*(original for operator in last for original in current.parts[operator]), *current.last),
         max(current.floor_bytes, *(flow.rise_bytes[operator] for operator in gone)),
     )
 
 
 def freed_bytes(flow: FlowGraph, operator: OperatorIndex) -> tuple[Bytes, Bytes]:
-    """G and F of an operator.
+    """Return G and F of an operator.
 
     Args:
         flow: the graph.
@@ -161,7 +162,7 @@ def freed_bytes(flow: FlowGraph, operator: OperatorIndex) -> tuple[Bytes, Bytes]
 
 
 def _pairs(flow: FlowGraph) -> list[_Pair]:
-    """Disjoint pairs to merge in one round."""
+    """Return disjoint pairs to merge in one round."""
     freed = [freed_bytes(flow, operator) for operator in range(flow.count)]
     taken: set[OperatorIndex] = set()
     pairs = []
@@ -195,7 +196,7 @@ def _leader(flow: FlowGraph, freed: Sequence[tuple[Bytes, Bytes]], earlier: Oper
 
 
 def _merged(current: Contracted, pairs: Sequence[_Pair]) -> Contracted:
-    """One operator for each pair, in the place that keeps the sequence executable."""
+    """Make one operator of each pair, in the place that keeps the sequence executable."""
     flow = current.flow
     of_operator = {operator: pair for pair in pairs for operator in (pair.earlier, pair.later)}
     number: dict[OperatorIndex, int] = {}
@@ -227,11 +228,11 @@ def _merged(current: Contracted, pairs: Sequence[_Pair]) -> Contracted:
 
 
 def _renumbered(arrays: Sequence[FlowArray], number: dict[OperatorIndex, int]) -> list[FlowArray]:
-    """Arrays between the merged operators; those inside one disappear, those that became equal merge."""
+    """Return the arrays between merged operators; those inside one disappear, and equal ones merge."""
     sizes: dict[tuple[int, tuple[int, ...]], Bytes] = {}
     for array in arrays:
         producer = number[array.producer]
-        consumers = tuple(sorted({number[each] for each in array.consumers} - {producer}))
+        consumers = tuple(sorted({number[reader] for reader in array.consumers} - {producer}))
         if consumers:
             key = (producer, consumers)
             sizes[key] = sizes.get(key, 0) + array.size_bytes

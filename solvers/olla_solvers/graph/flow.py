@@ -1,4 +1,4 @@
-"""What ordering sees of a problem: how far each operator raises memory, and what it leaves behind.
+"""The graph that ordering works on: how far each operator raises memory, and what it leaves behind.
 
 Planned arrays that nobody reads and workspaces live and die inside their operator, so they only add to
 its ``rise_bytes``; planned arrays with equal producer and consumers are one array; static and output
@@ -17,7 +17,8 @@ from functools import cached_property
 
 import numpy as np
 
-from olla_solvers.analysis import ancestors, captured_order, members, timesteps
+from olla_solvers.analysis import timesteps
+from olla_solvers.graph.bitsets import ancestors, members
 from olla_solvers.problem import Bytes, OperatorIndex, Problem
 
 
@@ -58,11 +59,11 @@ class FlowGraph:
     @cached_property
     def successors(self) -> tuple[tuple[OperatorIndex, ...], ...]:
         """For each operator the direct ones, ascending."""
-        found: list[list[OperatorIndex]] = [[] for _ in self.predecessors]
-        for operator, earlier in enumerate(self.predecessors):
-            for predecessor in earlier:
-                found[predecessor].append(operator)
-        return tuple(tuple(each) for each in found)
+        lists: list[list[OperatorIndex]] = [[] for _ in self.predecessors]
+        for operator, direct in enumerate(self.predecessors):
+            for predecessor in direct:
+                lists[predecessor].append(operator)
+        return tuple(map(tuple, lists))
 
     @cached_property
     def ancestors(self) -> tuple[int, ...]:
@@ -85,22 +86,22 @@ class FlowGraph:
     @cached_property
     def inputs(self) -> tuple[tuple[int, ...], ...]:
         """For each operator the indices of the arrays it reads."""
-        found: list[list[int]] = [[] for _ in self.rise_bytes]
+        lists: list[list[int]] = [[] for _ in self.rise_bytes]
         for index, array in enumerate(self.arrays):
             for consumer in array.consumers:
-                found[consumer].append(index)
-        return tuple(tuple(each) for each in found)
+                lists[consumer].append(index)
+        return tuple(map(tuple, lists))
 
     @cached_property
     def outputs(self) -> tuple[tuple[int, ...], ...]:
         """For each operator the indices of the arrays it makes."""
-        found: list[list[int]] = [[] for _ in self.rise_bytes]
+        lists: list[list[int]] = [[] for _ in self.rise_bytes]
         for index, array in enumerate(self.arrays):
-            found[array.producer].append(index)
-        return tuple(tuple(each) for each in found)
+            lists[array.producer].append(index)
+        return tuple(map(tuple, lists))
 
     def costs(self, order: Sequence[OperatorIndex]) -> tuple[Bytes, ...]:
-        """Bytes needed while each operator of an order runs, first to last."""
+        """Return the bytes needed while each operator of an order runs, first to last."""
         unread = [len(array.consumers) for array in self.arrays]
         live, costs = 0, []
         for operator in order:
@@ -113,8 +114,17 @@ class FlowGraph:
         return tuple(costs)
 
     def peak_bytes(self, order: Sequence[OperatorIndex]) -> Bytes:
-        """Largest cost over an order; 0 when there is no operator."""
+        """Return the largest cost over an order; 0 if there is no operator."""
         return max(self.costs(order), default=0)
+
+    def is_executable(self, order: Sequence[OperatorIndex]) -> bool:
+        """Return True if every operator of an order runs after all that it needs."""
+        done = 0
+        for operator in order:
+            if self.ancestors[operator] & ~done:
+                return False
+            done |= 1 << operator
+        return True
 
     @cached_property
     def precedence_bytes(self) -> tuple[Bytes, ...]:
@@ -129,11 +139,26 @@ class FlowGraph:
                 alive |= self.ancestors[consumer] | 1 << consumer
             alive &= self.descendants[array.producer]
             needed[members(alive, self.count)] += array.size_bytes
-        return tuple(int(each) for each in needed)
+        return tuple(map(int, needed))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An order of a flow graph.
+
+    Attributes:
+        order: operator indices.
+        peak_bytes: its largest cost.
+        rule: the method that made it.
+    """
+
+    order: tuple[OperatorIndex, ...]
+    peak_bytes: Bytes
+    rule: str
 
 
 def flow_of(problem: Problem) -> tuple[FlowGraph, tuple[OperatorIndex, ...]]:
-    """A problem's flow graph, and for each of its operators the problem's operator.
+    """Return a problem's flow graph, and for each of its operators the problem's operator.
 
     Args:
         problem: the graph.
@@ -141,7 +166,7 @@ def flow_of(problem: Problem) -> tuple[FlowGraph, tuple[OperatorIndex, ...]]:
     Returns:
         The flow graph, whose operators are in captured order, and the problem's indices in that order.
     """
-    order = captured_order(problem)
+    order = problem.captured_order
     position = timesteps(order)
     rise = [problem.operators[operator].workspace_bytes for operator in order]
     sizes: dict[tuple[int, tuple[int, ...]], Bytes] = {}
@@ -162,7 +187,7 @@ def flow_graph(
     arrays: Sequence[FlowArray],
     edges: Iterable[tuple[OperatorIndex, OperatorIndex]],
 ) -> FlowGraph:
-    """A flow graph from edges that may repeat or follow from one another.
+    """Make a flow graph from edges that may repeat or follow from one another.
 
     Args:
         rise_bytes: for each operator.

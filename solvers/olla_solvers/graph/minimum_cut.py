@@ -1,9 +1,9 @@
-"""The state between two others in which least is alive, as a minimum cut.
+"""Finds the state between two others in which least is alive, as a minimum cut.
 
 For states ``low`` within ``high``, a cut separates the operators of ``low`` (the source) from those
 outside ``high`` (the sink); the operators on the source's side are the state. An array is an edge from
 its producer to a node of its own, as wide as the array, and from there endless edges lead to its
-consumers: it is cut, and so paid, just where its producer is in the state and a consumer is not. Endless
+consumers: it is cut, and so paid, just if its producer is in the state and a consumer is not. Endless
 edges from each operator to its predecessors make the source's side a state. So the minimum cut is the
 smallest live(Z) over ``low <= Z <= high`` (Picard, "Maximal closure of a graph and applications to
 combinatorial problems", 1976), found by maximum flow (Dinic, "Algorithm for solution of a problem of
@@ -12,9 +12,10 @@ maximum flow in networks with power estimation", 1970).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from olla_solvers.deadline import check_time
+from olla_solvers.graph.bitsets import bits_of
 from olla_solvers.graph.flow import FlowGraph
 from olla_solvers.problem import Bytes, OperatorIndex
 
@@ -24,7 +25,7 @@ ENDLESS = 1 << 62
 """More bytes than any problem has."""
 
 CHECK_EVERY = 256
-"""Steps of the flow between two looks at the clock."""
+"""Steps of the flow between two checks of the deadline."""
 
 
 class Network:
@@ -39,22 +40,22 @@ class Network:
         self._steps = 0
 
     def node(self) -> int:
-        """A new node."""
+        """Add a node and return its number."""
         self._edges.append([])
         return len(self._edges) - 1
 
     def edge(self, tail: int, head: int, capacity: int) -> None:
-        """An edge, and its reverse without capacity."""
+        """Add an edge, and its reverse without capacity."""
         self._edges[tail].append(len(self._heads))
         self._edges[head].append(len(self._heads) + 1)
         self._heads += (head, tail)
         self._room += (capacity, 0)
 
     def maximum_flow(self) -> int:
-        """Dinic's algorithm.
+        """Find the maximum flow by Dinic's algorithm.
 
         Raises:
-            DeadlinePassedError: when the deadline passes.
+            DeadlinePassedError: if the deadline passes.
         """
         flow = 0
         while True:
@@ -65,7 +66,7 @@ class Network:
             flow += self._blocking_flow(levels)
 
     def reaching_sink(self) -> list[bool]:
-        """After the flow: for each node whether the sink can still be reached from it."""
+        """Return for each node True if the sink can still be reached from it, after the flow."""
         reached = [False] * len(self._edges)
         reached[SINK] = True
         todo = [SINK]
@@ -78,7 +79,7 @@ class Network:
         return reached
 
     def _levels(self) -> list[int]:
-        """Distance from the source over edges with room; -1 where there is no way."""
+        """Return distances from the source over edges with room; -1 for nodes that are not reached."""
         levels = [-1] * len(self._edges)
         levels[SOURCE] = 0
         todo = [SOURCE]
@@ -94,7 +95,7 @@ class Network:
         return levels
 
     def _blocking_flow(self, levels: list[int]) -> int:
-        """Push along shortest ways until none is left; a walk that is cut resumes before the cut."""
+        """Push along shortest paths until none is left; a walk that is cut resumes before the cut."""
         heads, room, edges = self._heads, self._room, self._edges
         tried = [0] * len(edges)
         total, node = 0, SOURCE
@@ -130,20 +131,20 @@ class Network:
 def smallest_state(
     flow: FlowGraph, low: int, high: int, live_bytes: Bytes, deadline: float
 ) -> tuple[Bytes, int]:
-    """The state with least alive between two states.
+    """Return the state with least alive between two states.
 
     Args:
         flow: the graph.
         low: bitset of operators that have run.
         high: bitset of operators that may have run; ``low`` and ``high`` must be states.
-        live_bytes: what is alive in ``low``.
+        live_bytes: bytes alive in ``low``.
         deadline: ``time.monotonic()`` at which to give up.
 
     Returns:
-        What is alive, and the largest state where that is all.
+        The bytes alive, and the largest state in which no more are.
 
     Raises:
-        DeadlinePassedError: when the deadline passes.
+        DeadlinePassedError: if the deadline passes.
     """
     network = Network(deadline)
     nodes = {operator: network.node() for operator in bits_of(high & ~low)}
@@ -161,16 +162,8 @@ def smallest_state(
     return untouched + least, state
 
 
-def bits_of(bits: int) -> Iterator[OperatorIndex]:
-    """The members of a bitset, ascending."""
-    while bits:
-        lowest = bits & -bits
-        yield lowest.bit_length() - 1
-        bits ^= lowest
-
-
 def live_bytes(flow: FlowGraph, state: int) -> Bytes:
-    """What is alive when just the operators of a bitset have run."""
+    """Return the bytes alive after just the operators of a bitset have run."""
     return sum(
         array.size_bytes
         for array in flow.arrays
@@ -181,10 +174,10 @@ def live_bytes(flow: FlowGraph, state: int) -> Bytes:
 def _add_arrays(
     flow: FlowGraph, network: Network, nodes: Mapping[OperatorIndex, int], low: int, high: int
 ) -> Bytes:
-    """The edges for every array that some operator between touches.
+    """Add the edges for every array that some operator between touches.
 
     Returns:
-        How much of these arrays is alive in ``low``.
+        The bytes of these arrays that are alive in ``low``.
     """
     touched: set[int] = set()
     for operator in nodes:
@@ -195,7 +188,7 @@ def _add_arrays(
         tail = nodes.get(array.producer, SOURCE)
         if tail == SOURCE:
             alive += array.size_bytes
-        inside = [nodes[each] for each in array.consumers if each in nodes]
+        inside = [nodes[reader] for reader in array.consumers if reader in nodes]
         if any(not high >> consumer & 1 for consumer in array.consumers):
             network.edge(tail, SINK, array.size_bytes)
         elif len(inside) == 1:

@@ -1,8 +1,8 @@
-"""When operators run and arrays are preserved, as columns: OLLA equations 1-5 under 10-12.
+"""States as columns when operators run and arrays are preserved: OLLA equations 1-5 under 10-12.
 
 One operator runs at a timestep. C[v, t] says that operator v runs, and so creates its arrays, at t; with
 :attr:`~olla_solvers.ilp.techniques.Techniques.shared_outputs` it is one column for all of them. P[e, t]
-says that array e is preserved at t. Where the techniques leave no choice there is no column: the value is
+says that array e is preserved at t. If the techniques leave no choice there is no column: the value is
 the constant 1, or, outside the timesteps listed, 0.
 """
 
@@ -17,14 +17,13 @@ from olla_solvers.deadline import check_time
 from olla_solvers.graph.flow import FlowGraph
 from olla_solvers.ilp.model import Column, Expression, LinearModel, Sense
 from olla_solvers.ilp.techniques import Techniques
-from olla_solvers.paper.early_updates import levels
 from olla_solvers.problem import OperatorIndex, Timestep
 
 TimedColumns: TypeAlias = Mapping[Timestep, Column | None]
-"""A column for each timestep at which something may be 1; None where it surely is."""
+"""A column for each timestep at which something may be 1; None if it surely is."""
 
-ROWS_A_LOOK = 64
-"""Rows stated between two looks at the clock."""
+ROWS_A_CHECK = 64
+"""Rows stated between two checks of the deadline."""
 
 
 @dataclass
@@ -41,16 +40,16 @@ class TimedModel(LinearModel):
         """Add a row, if there is time.
 
         Raises:
-            DeadlinePassedError: when the deadline has passed.
+            DeadlinePassedError: if the deadline has passed.
         """
-        if len(self.rows) % ROWS_A_LOOK == 0:
+        if len(self.rows) % ROWS_A_CHECK == 0:
             check_time(self.deadline)
         super().require(expression, sense, right)
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Where columns are.
+    """The timesteps that have columns.
 
     Attributes:
         runs: for each operator the timesteps at which it may run.
@@ -66,7 +65,7 @@ class Windows:
 
     @property
     def columns(self) -> int:
-        """Number of columns of C and P together."""
+        """The number of columns of C and P together."""
         runs = sum(len(_open(span)) * copies for span, copies in zip(self.runs, self.copies, strict=True))
         preserved = sum(_length(useful) for useful in self.useful)
         return runs + preserved - sum(_length(surely) for surely in self.surely)
@@ -88,17 +87,17 @@ class Lifetimes:
 
     @property
     def runs(self) -> tuple[TimedColumns, ...]:
-        """For each operator the columns that say when it runs."""
+        """The columns that say when each operator runs."""
         return tuple(copies[0] for copies in self.created)
 
     def execution_sequence(
         self, values: Sequence[float], *, remove_duplicates: bool = True
     ) -> tuple[OperatorIndex, ...]:
-        """Function 1: the operators by the timestep at which their arrays are created.
+        """Return the operators by the timestep at which their arrays are created: Function 1.
 
         Args:
             values: of all columns.
-            remove_duplicates: name an operator once, even where several arrays of its own have columns. Off:
+            remove_duplicates: name an operator once, even if several arrays of its own have columns. Off:
                 as Function 1 collects them, an operator for each such array.
 
         Returns:
@@ -122,18 +121,18 @@ class Lifetimes:
         timestep = timesteps(order)
         for operator, copies in enumerate(self.created):
             for columns in copies:
-                for at, column in columns.items():
+                for moment, column in columns.items():
                     if column is not None:
-                        model.start[column] = float(at == timestep[operator])
+                        model.start[column] = float(moment == timestep[operator])
         for array, kept in zip(flow.arrays, self.preserved, strict=True):
             last = max(timestep[consumer] for consumer in array.consumers)
-            for at, column in kept.items():
+            for moment, column in kept.items():
                 if column is not None:
-                    model.start[column] = float(timestep[array.producer] < at <= last)
+                    model.start[column] = float(timestep[array.producer] < moment <= last)
 
 
 def operator_spans(flow: FlowGraph, *, precedence: bool = True) -> tuple[Range, ...]:
-    """SPAN of equation 10 for each operator.
+    """Return SPAN of equation 10 for each operator.
 
     Args:
         flow: the graph.
@@ -148,13 +147,29 @@ def operator_spans(flow: FlowGraph, *, precedence: bool = True) -> tuple[Range, 
             Range(above.bit_count(), flow.count - below.bit_count())
             for above, below in zip(flow.ancestors, flow.descendants, strict=True)
         )
-    forward = levels(flow.predecessors, range(flow.count))
-    backward = levels(flow.successors, range(flow.count)[::-1])
+    forward, backward = levels(flow)
     return tuple(Range(early, flow.count - late) for early, late in zip(forward, backward, strict=True))
 
 
+def levels(flow: FlowGraph) -> tuple[list[int], list[int]]:
+    """Return the levelization: each operator's longest distances to an input and to an output, from 0."""
+    import networkx
+
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(range(flow.count))
+    graph.add_edges_from((u, v) for v, direct in enumerate(flow.predecessors) for u in direct)
+    both = []
+    for directed in (graph, graph.reverse(copy=False)):
+        level = [0] * flow.count
+        for distance, generation in enumerate(networkx.topological_generations(directed)):
+            for operator in generation:
+                level[operator] = distance
+        both.append(level)
+    return both[0], both[1]
+
+
 def windows(flow: FlowGraph, techniques: Techniques) -> Windows:
-    """Where equations 10 to 12 leave a choice.
+    """Return the timesteps at which equations 10 to 12 leave a choice.
 
     Args:
         flow: the graph.
@@ -175,7 +190,7 @@ def windows(flow: FlowGraph, techniques: Techniques) -> Windows:
         surely.append(Range(producer.upper, earliest + 1) if fixed else never)
     return Windows(
         spans if techniques.spans else (always,) * flow.count,
-        tuple(1 if techniques.shared_outputs else max(1, len(each)) for each in flow.outputs),
+        tuple(1 if techniques.shared_outputs else max(1, len(outputs)) for outputs in flow.outputs),
         tuple(useful),
         tuple(surely),
     )
@@ -192,18 +207,18 @@ def state_lifetimes(model: LinearModel, flow: FlowGraph, techniques: Techniques)
     Returns:
         The columns.
     """
-    where = windows(flow, techniques)
+    choices = windows(flow, techniques)
     created = tuple(
         tuple(_run_columns(model, span) for _ in range(copies))
-        for span, copies in zip(where.runs, where.copies, strict=True)
+        for span, copies in zip(choices.runs, choices.copies, strict=True)
     )
     creation: list[TimedColumns] = [{} for _ in flow.arrays]
     for operator, outputs in enumerate(flow.outputs):
-        for at, index in enumerate(outputs):
-            creation[index] = created[operator][at if len(created[operator]) > 1 else 0]
+        for number, index in enumerate(outputs):
+            creation[index] = created[operator][number if len(created[operator]) > 1 else 0]
     preserved = tuple(
         {t: None if t in surely else model.binary() for t in range(useful.lower, useful.upper)}
-        for useful, surely in zip(where.useful, where.surely, strict=True)
+        for useful, surely in zip(choices.useful, choices.surely, strict=True)
     )
     columns = Lifetimes(created, preserved, tuple(creation))
     _created_or_preserved(model, columns)
@@ -217,7 +232,7 @@ def state_lifetimes(model: LinearModel, flow: FlowGraph, techniques: Techniques)
 
 
 def _open(span: Range) -> range:
-    """Timesteps for which a run needs a column: none when there is no choice."""
+    """Return the timesteps for which a run needs a column: none if there is no choice."""
     return range(span.lower, span.upper) if _length(span) > 1 else range(0)
 
 
@@ -232,7 +247,7 @@ def _run_columns(model: LinearModel, span: Range) -> TimedColumns:
 
 
 def _created_or_preserved(model: LinearModel, columns: Lifetimes) -> None:
-    """Equation 1: at a timestep an array is created or preserved, not both."""
+    """State equation 1: at a timestep an array is created or preserved, not both."""
     for made, kept in zip(columns.creation, columns.preserved, strict=True):
         for timestep, column in kept.items():
             if timestep in made:
@@ -243,7 +258,7 @@ def _created_or_preserved(model: LinearModel, columns: Lifetimes) -> None:
 
 
 def _preserved_only_after(model: LinearModel, columns: Lifetimes) -> None:
-    """Equation 2: what is preserved was created or preserved one timestep before."""
+    """State equation 2: what is preserved was created or preserved one timestep before."""
     for made, kept in zip(columns.creation, columns.preserved, strict=True):
         for timestep, column in kept.items():
             since = Expression()
@@ -256,35 +271,35 @@ def _preserved_only_after(model: LinearModel, columns: Lifetimes) -> None:
 
 def _all_creations(columns: Lifetimes) -> Iterator[tuple[OperatorIndex, TimedColumns]]:
     for operator, copies in enumerate(columns.created):
-        for each in copies:
-            yield operator, each
+        for columns_of_copy in copies:
+            yield operator, columns_of_copy
 
 
 def _run_once(model: LinearModel, columns: Lifetimes) -> None:
-    """Equation 3: every array is created, and every operator runs, once."""
-    for _, each in _all_creations(columns):
+    """State equation 3: every array is created, and every operator runs, once."""
+    for _, creation in _all_creations(columns):
         once = Expression()
-        for column in each.values():
+        for column in creation.values():
             once.add(column, 1)
         model.require(once, "==", 1)
 
 
 def _one_operator_a_timestep(model: LinearModel, columns: Lifetimes) -> None:
-    """One operator runs at every timestep."""
-    at: list[Expression] = [Expression() for _ in columns.created]
+    """State that one operator runs at every timestep."""
+    running = [Expression() for _ in columns.created]
     for run in columns.runs:
         for timestep, column in run.items():
-            at[timestep].add(column, 1)
-    for expression in at:
+            running[timestep].add(column, 1)
+    for expression in running:
         model.require(expression, "==", 1)
 
 
 def _inputs_present(model: LinearModel, flow: FlowGraph, columns: Lifetimes) -> None:
-    """Equation 4: an array is created only where those that its operator reads are preserved."""
-    for operator, each in _all_creations(columns):
+    """State equation 4: an array is created only while those that its operator reads are preserved."""
+    for operator, creation in _all_creations(columns):
         for index in flow.inputs[operator]:
             kept = columns.preserved[index]
-            for timestep, column in each.items():
+            for timestep, column in creation.items():
                 needs = Expression()
                 needs.add(column, 1)
                 if timestep in kept:
@@ -293,7 +308,7 @@ def _inputs_present(model: LinearModel, flow: FlowGraph, columns: Lifetimes) -> 
 
 
 def _created_together(model: LinearModel, columns: Lifetimes) -> None:
-    """Equation 5: an operator creates all its arrays at the same time."""
+    """State equation 5: an operator creates all its arrays at the same time."""
     for first, *others in columns.created:
         for other in others:
             for timestep in first:
@@ -304,7 +319,7 @@ def _created_together(model: LinearModel, columns: Lifetimes) -> None:
 
 
 def _pure_precedence(model: LinearModel, flow: FlowGraph, columns: Lifetimes) -> None:
-    """An edge without an array: what has run by t includes the predecessor by t - 1."""
+    """State edges without an array: what has run by t includes the predecessor by t - 1."""
     carried = {(array.producer, consumer) for array in flow.arrays for consumer in array.consumers}
     runs = columns.runs
     for later, direct in enumerate(flow.predecessors):

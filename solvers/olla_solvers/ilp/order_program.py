@@ -1,4 +1,4 @@
-"""The integer linear program of ordering: OLLA equation 14, that is equations 1-5 and 13.
+"""States the integer linear program of ordering: OLLA equation 14, that is equations 1-5 and 13.
 
 The columns and equations 1-5 are those of :mod:`olla_solvers.ilp.order_columns`. An operator's rise stands
 for the arrays it creates in equation 13, so that workspaces and unread arrays count at their own timestep.
@@ -33,12 +33,12 @@ class OrderProgram:
     lifetimes: Lifetimes
 
     def decode(self, values: Sequence[float]) -> tuple[OperatorIndex, ...]:
-        """Function 1, duplicates removed: the operators by the timestep at which they run."""
+        """Return the operators by the timestep at which they run: Function 1, duplicates removed."""
         return self.lifetimes.execution_sequence(values)
 
 
 def variables_needed(flow: FlowGraph, techniques: Techniques = ALL_TECHNIQUES) -> int:
-    """Columns that :func:`order_program` would make, without making them.
+    """Return the number of columns that :func:`order_program` would make, without making them.
 
     Args:
         flow: the graph.
@@ -69,7 +69,7 @@ def order_program(
         The program, with its start set.
 
     Raises:
-        DeadlinePassedError: when the deadline passes.
+        DeadlinePassedError: if the deadline passes.
     """
     unit = math.gcd(*flow.rise_bytes, *(array.size_bytes for array in flow.arrays)) or 1
     model = TimedModel(deadline=deadline)
@@ -85,7 +85,7 @@ def order_program(
 def resident_sets(
     model: LinearModel, flow: FlowGraph, lifetimes: Lifetimes, peak: Column, unit: Bytes
 ) -> None:
-    """Equation 13: at no timestep is more alive than the peak.
+    """State equation 13: at no timestep is more alive than the peak.
 
     Args:
         model: to add the rows to.

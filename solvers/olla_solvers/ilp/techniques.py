@@ -1,8 +1,8 @@
-"""The switches of the integer programs: every technique of OLLA's section 4, and two of our own.
+"""Has the switches of the integer programs: techniques of OLLA's section 4, and two of our own.
 
 Each can be turned off by itself, so that what it is worth can be measured
-(``examples/benchmarks/ordering_techniques.py``). All of them keep the smallest peak but ``early_updates``
-without ``safe_anchors``, which is the paper's own form.
+(``examples/benchmarks/ordering_techniques.py``). All of them keep the smallest peak. Early weight updates
+(Functions 3 and 4) change the graph, not the program: :mod:`olla_solvers.paper.early_updates`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,9 @@ class Techniques:
             timestep is its number of ancestors, as these all run before it, and one operator runs at a
             timestep; off: the longest distance to an input, as in equation 10. In the joint program, pairs of
             arrays that are never alive together get no rows, and pairs that always meet are told so.
-        early_updates: Functions 3 and 4. Control edges make operators that only free memory run before an
-            anchor (:mod:`olla_solvers.paper.early_updates`).
-        safe_anchors: of the paper's anchors take only those that provably keep the smallest peak. Off: the
-            paper's. The program's bound then holds for the narrowed problem alone, and is not reported.
         shared_outputs: equation 5 by construction: one column says when an operator runs and creates all its
             arrays. Off: a column for each array, tied by rows of equation 5; Function 1 then meets an
             operator several times, and its duplicates are removed.
-        split: equation 14 for the order, then equation 15 for the addresses. Off: equation 9, both at once
-            (:mod:`olla_solvers.paper.joint`).
         resident_sets: equation 13 in the joint program, too: no buffer is smaller than what is alive at
             once. It follows from equations 6 to 8, but not from their linear relaxation.
         contract: merge operators first; proofs in :mod:`olla_solvers.graph.contract`. The joint program
@@ -48,10 +42,7 @@ class Techniques:
     useful_lifetimes: bool = True
     preserved: bool = True
     precedence: bool = True
-    early_updates: bool = True
-    safe_anchors: bool = True
     shared_outputs: bool = True
-    split: bool = True
     resident_sets: bool = True
     contract: bool = True
     pieces: bool = True
@@ -59,15 +50,5 @@ class Techniques:
 
 ALL_TECHNIQUES = Techniques()
 
-LITERAL = Techniques(
-    spans=False,
-    useful_lifetimes=False,
-    preserved=False,
-    precedence=False,
-    early_updates=False,
-    shared_outputs=False,
-    resident_sets=False,
-    contract=False,
-    pieces=False,
-)
+LITERAL = Techniques(*(False,) * 8)
 """Equation 14 word for word: nothing contracted, every operator and array at every timestep."""

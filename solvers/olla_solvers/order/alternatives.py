@@ -1,4 +1,4 @@
-"""Other orders with the same peak: where one cannot be placed without a gap, another often can.
+"""Finds other orders with the same peak: if one cannot be placed without a gap, another often can.
 
 OLLA §4.4 orders first and then places what the order left. The peak says nothing about how well the arrays
 at it fit together, and most graphs have many orders of one peak: every greedy rule has its own.
@@ -19,14 +19,14 @@ MOST_OPERATORS = 5000
 
 
 def orders_of_peak(problem: Problem, peak_bytes: Bytes) -> Iterator[tuple[str, tuple[OperatorIndex, ...]]]:
-    """Orders by the greedy rules, on the contracted graph, that need no more than a peak.
+    """Yield orders by the greedy rules, on the contracted graph, that need no more than a peak.
 
     Args:
         problem: the graph.
         peak_bytes: what an order may need.
 
     Yields:
-        The rule and an order, each order once; none where greedy does not reach the peak.
+        The rule and an order, each order once; none if greedy does not reach the peak.
     """
     if len(problem.operators) > MOST_OPERATORS:
         return
@@ -35,16 +35,17 @@ def orders_of_peak(problem: Problem, peak_bytes: Bytes) -> Iterator[tuple[str, t
     contracted = contract(flow, float("inf"))
     pieces = split(contracted.flow)
     known = [best_order(piece.flow, peak_bytes, float("inf")) for piece in pieces]
-    if any(found.peak_bytes > peak_bytes for found in known):
+    if any(candidate.peak_bytes > peak_bytes for candidate in known):
         return
     seen = set()
     for name, (rule, backwards) in RULES.items():
         orders = [
-            list_schedule(piece.flow, rule, backwards=backwards, below_bytes=peak_bytes + 1) or found.order
-            for piece, found in zip(pieces, known, strict=True)
+            list_schedule(piece.flow, rule, backwards=backwards, below_bytes=peak_bytes + 1)
+            or candidate.order
+            for piece, candidate in zip(pieces, known, strict=True)
         ]
-        inner = [each for piece, order in zip(pieces, orders, strict=True) for each in piece.expand(order)]
-        order = tuple(contracted.expand(inner))
+        expanded = (piece.expand(order) for piece, order in zip(pieces, orders, strict=True))
+        order = contracted.expand([operator for inner in expanded for operator in inner])
         if order not in seen and flow.peak_bytes(order) <= peak_bytes:
             seen.add(order)
-            yield f"greedy:{name}, contracted", tuple(captured[each] for each in order)
+            yield f"greedy:{name}, contracted", tuple(captured[operator] for operator in order)

@@ -1,4 +1,4 @@
-"""Bounds that no order can beat, found without looking for an order.
+"""Finds bounds that no order can beat, without looking for an order.
 
 Precedence bound: while operator v runs, whatever an ancestor made and v or a descendant reads is alive
 (:attr:`~olla_solvers.graph.flow.FlowGraph.precedence_bytes`).
@@ -15,54 +15,13 @@ import time
 from collections.abc import Sequence
 
 from olla_solvers.deadline import DeadlinePassedError
-from olla_solvers.graph.contract import contract
-from olla_solvers.graph.flow import FlowGraph, flow_of
+from olla_solvers.graph.flow import FlowGraph
 from olla_solvers.graph.minimum_cut import live_bytes, smallest_state
-from olla_solvers.graph.split import split
-from olla_solvers.problem import Bytes, OperatorIndex, Problem
-
-
-def mincut_bound(problem: Problem, time_limit: float | None = None) -> Bytes:
-    """Bytes that some operator needs in every order, by minimum cuts in the contracted graph.
-
-    Args:
-        problem: the graph.
-        time_limit: seconds; None for as long as it takes. What is found by then is a bound, too.
-
-    Returns:
-        A bound, at least the precedence bound; no order's peak is smaller.
-    """
-    deadline = float("inf") if time_limit is None else time.monotonic() + time_limit
-    flow, _ = flow_of(problem)
-    contracted = contract(flow)
-    bound = max(contracted.floor_bytes, *flow.precedence_bytes, 0)
-    for piece in split(contracted.flow):
-        order = range(piece.flow.count)
-        bound = max(bound, mincut_bytes(piece.flow, order, bound, deadline))
-    return bound
-
-
-def mincut_bytes(
-    flow: FlowGraph, order: Sequence[OperatorIndex], bound_bytes: Bytes, deadline: float
-) -> Bytes:
-    """The largest bound that the minimum cut at any operator gives.
-
-    Args:
-        flow: the graph.
-        order: any order of it; a good one saves time.
-        bound_bytes: a proven bound to start from.
-        deadline: ``time.monotonic()`` at which to stop.
-
-    Returns:
-        A bound, at least the given one.
-    """
-    cuts = MinimumCuts(flow, order, bound_bytes)
-    cuts.run(deadline)
-    return cuts.bound_bytes
+from olla_solvers.problem import Bytes, OperatorIndex
 
 
 class MinimumCuts:
-    """Cuts at one operator after another; can be continued.
+    """Makes cuts at all operators in turn; can be continued.
 
     A cut at v is at most what any state before v costs: the states of a known order, and those that earlier
     cuts found, rule most operators out. Those with many ancestors and many descendants come first, as their
@@ -84,7 +43,7 @@ class MinimumCuts:
 
     @property
     def is_done(self) -> bool:
-        """Whether no further cut can lift the bound."""
+        """True if no further cut can lift the bound."""
         return not self._waiting
 
     def learn(self, bound_bytes: Bytes) -> None:

@@ -1,4 +1,4 @@
-"""The state of list scheduling: what can run now, what it would cost, and what it would free.
+"""Keeps the state of list scheduling: what can run now, what it would cost, and what it would free.
 
 One state serves both directions. Forwards, the operators run from the first; an array is freed when the
 last of its consumers has run, so ``net`` of the one that remains falls. Backwards, operators are taken
@@ -30,7 +30,7 @@ class Frontier:
         before, self._after = flow.predecessors, flow.successors
         if backwards:
             before, self._after = self._after, before
-        self._missing = [len(each) for each in before]
+        self._missing = [len(direct) for direct in before]
         self.live_bytes: Bytes = 0
         self.ready = [operator for operator, missing in enumerate(self._missing) if missing == 0]
         self.net_bytes = [-made if backwards else made for made in flow.made_bytes]
@@ -42,16 +42,8 @@ class Frontier:
                 elif len(array.consumers) == 1:
                     self.net_bytes[operator] -= array.size_bytes
 
-    def copy(self) -> Frontier:
-        """A state that goes on from here by itself; its ``ready`` stays the start's."""
-        other = Frontier.__new__(Frontier)
-        other._flow, other._backwards, other._after = self._flow, self._backwards, self._after
-        other._done, other._open, other._missing = self._done[:], self._open[:], self._missing[:]
-        other.live_bytes, other.ready, other.net_bytes = self.live_bytes, self.ready, self.net_bytes[:]
-        return other
-
     def cost(self, operator: OperatorIndex) -> Bytes:
-        """Bytes needed while this operator runs next."""
+        """Return the bytes needed while this operator runs next."""
         rise = self._flow.rise_bytes[operator]
         return self.live_bytes + (rise + self.net_bytes[operator] if self._backwards else rise)
 
@@ -78,18 +70,18 @@ class Frontier:
             self._open[index] -= 1
             if self._open[index] == 1:
                 array = self._flow.arrays[index]
-                last = next(each for each in array.consumers if not self._done[each])
+                last = next(reader for reader in array.consumers if not self._done[reader])
                 self.net_bytes[last] -= array.size_bytes
                 fell.append(last)
         return fell
 
     def _raise_inputs(self, operator: OperatorIndex) -> list[OperatorIndex]:
-        """The first consumer undone brings its inputs to life for all the others."""
+        """Bring the inputs to life for all other consumers, if this is the first one that is undone."""
         fell = []
         for index in self._flow.inputs[operator]:
             if self._open[index] == 0:
                 array = self._flow.arrays[index]
-                others = [each for each in array.consumers if each != operator]
+                others = [reader for reader in array.consumers if reader != operator]
                 for other in others:
                     self.net_bytes[other] -= array.size_bytes
                 fell.extend(others)

@@ -3,22 +3,18 @@
 At every step an operator that leaves no more than it frees runs at once when it fits under the peak so
 far: every later step is only lowered by it. Otherwise a rule decides among the ready ones. Backwards, the
 order is built from its end, which suits graphs whose arrays are freed by one operator but read by many.
-No rule is best on every graph: each is tried, and stops once it is not better than the best one.
+No rule is best on every graph: all are tried, and each stops once it is not better than the best one.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
-from olla_solvers.graph.flow import FlowGraph
-from olla_solvers.order.exchange import exchange
+from olla_solvers.graph.flow import Candidate, FlowGraph
 from olla_solvers.order.frontier import Frontier
-from olla_solvers.order.lookahead import EFFORTS, lookahead_schedule
 from olla_solvers.problem import Bytes, OperatorIndex
 from olla_solvers.progress import ProgressLog
 
@@ -62,35 +58,22 @@ RULES: Mapping[str, tuple[Rule, bool]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """An order of a flow graph.
-
-    Attributes:
-        order: operator indices.
-        peak_bytes: its largest cost.
-        rule: what found it.
-    """
-
-    order: tuple[OperatorIndex, ...]
-    peak_bytes: Bytes
-    rule: str
-
-
-def best_order(flow: FlowGraph, bound_bytes: Bytes, deadline: float, log: ProgressLog | None = None) -> Found:
-    """The best order of all rules.
+def best_order(
+    flow: FlowGraph, bound_bytes: Bytes, deadline: float, log: ProgressLog | None = None
+) -> Candidate:
+    """Return the best order of all rules.
 
     Args:
         flow: the graph, in captured order, which is the first candidate.
         bound_bytes: stop at an order that needs no more.
         deadline: ``time.monotonic()`` at which to stop trying further rules.
-        log: where better orders are noted.
+        log: notes better orders.
 
     Returns:
         The best order; never worse than the captured one.
     """
     captured = tuple(range(flow.count))
-    best = Found(captured, flow.peak_bytes(captured), "captured")
+    best = Candidate(captured, flow.peak_bytes(captured), "captured")
     if log is not None:
         log.note(best.peak_bytes, bound_bytes, best.rule)
     for name, (rule, backwards) in RULES.items():
@@ -98,51 +81,16 @@ def best_order(flow: FlowGraph, bound_bytes: Bytes, deadline: float, log: Progre
             break
         order = list_schedule(flow, rule, backwards=backwards, below_bytes=best.peak_bytes)
         if order is not None:
-            best = Found(order, flow.peak_bytes(order), f"greedy:{name}")
+            best = Candidate(order, flow.peak_bytes(order), f"greedy:{name}")
             if log is not None:
                 log.note(best.peak_bytes, bound_bytes, best.rule)
     return best
 
 
-def best_piece_order(flow: FlowGraph, bound_bytes: Bytes, deadline: float) -> Found:
-    """The best order of all rules, of looking ahead, and of exchanges; dearer, for contracted graphs.
-
-    Args:
-        flow: the graph.
-        bound_bytes: stop at an order that needs no more.
-        deadline: ``time.monotonic()`` at which to stop trying.
-
-    Returns:
-        The best order; never worse than :func:`best_order`'s.
-    """
-    best = best_order(flow, bound_bytes, deadline)
-    for effort, free, backwards in itertools.product(EFFORTS, (0, bound_bytes), (False, True)):
-        if best.peak_bytes <= bound_bytes or time.monotonic() > deadline:
-            break
-        order = lookahead_schedule(
-            flow, effort, backwards=backwards, free_bytes=free, below_bytes=best.peak_bytes
-        )
-        if order is not None:
-            name = "greedy:lookahead" + (", backwards" if backwards else "")
-            best = Found(order, flow.peak_bytes(order), name)
-    order = exchange(flow, _starts(flow, best), bound_bytes, deadline)
-    peak = flow.peak_bytes(order)
-    return Found(order, peak, f"{best.rule}, exchanged") if peak < best.peak_bytes else best
-
-
-def _starts(flow: FlowGraph, best: Found) -> Iterator[tuple[OperatorIndex, ...]]:
-    """Orders to exchange operators in: a poor order of another kind often leads further than the best."""
-    yield best.order
-    for rule, backwards in RULES.values():
-        order = list_schedule(flow, rule, backwards=backwards)
-        if order is not None:
-            yield order
-
-
 def list_schedule(
     flow: FlowGraph, rule: Rule, *, backwards: bool = False, below_bytes: Bytes | None = None
 ) -> tuple[OperatorIndex, ...] | None:
-    """One order by one rule.
+    """Make an order by a rule.
 
     Args:
         flow: the graph.
@@ -151,7 +99,7 @@ def list_schedule(
         below_bytes: give up at the first operator that costs this much or more.
 
     Returns:
-        Operator indices first to last, or None when given up.
+        Operator indices first to last, or None if given up.
     """
     state = Frontier(flow, backwards=backwards)
     opened_at = dict.fromkeys(state.ready, 0)
@@ -177,13 +125,20 @@ def list_schedule(
         del opened_at[operator]
         opened, fell = state.run(operator)
         opened_at.update(dict.fromkeys(opened, len(order)))
-        for changed in {*opened, *(each for each in fell if each in opened_at)}:
+        for changed in {*opened, *(operator for operator in fell if operator in opened_at)}:
             push(changed)
     return tuple(reversed(order)) if backwards else tuple(order)
 
 
+def free_first_orders(flow: FlowGraph) -> Iterator[Candidate]:
+    """Yield the plain list schedules that free memory when they can: no result may be worse than these."""
+    for by_net in (True, False):
+        order = free_first(flow, by_net=by_net)
+        yield Candidate(order, flow.peak_bytes(order), "free first")
+
+
 def free_first(flow: FlowGraph, *, by_net: bool) -> tuple[OperatorIndex, ...]:
-    """The plain list schedule that frees memory where it can: a mark to be never worse than.
+    """Return the plain list schedule that frees memory when it can.
 
     Args:
         flow: the graph, in captured order.
@@ -212,7 +167,7 @@ def free_first(flow: FlowGraph, *, by_net: bool) -> tuple[OperatorIndex, ...]:
         order.append(operator)
         opened, fell = state.run(operator)
         ready.update(opened)
-        for changed in {*opened, *(each for each in fell if each in ready)}:
+        for changed in {*opened, *(operator for operator in fell if operator in ready)}:
             push(changed)
     return tuple(order)
 
@@ -224,7 +179,10 @@ def _next(
     waiting: Mapping[OperatorIndex, int],
     peak: Bytes,
 ) -> OperatorIndex:
-    """A freeing operator that fits under the peak, else the rule's choice; heaps hold stale entries."""
+    """Return a freeing operator that fits under the peak, else the rule's choice.
+
+    The heaps hold stale entries.
+    """
     while freeing:
         operator = freeing[0][1]
         if operator not in waiting:

@@ -1,12 +1,12 @@
-"""A bound from all orders of a few key operators.
+"""Finds a bound from all orders of a few key operators.
 
-Project an order onto a set K of operators: it passes them in some sequence. Where it runs v of K when just
+Project an order onto a set K of operators: it passes them in some sequence. If it runs v of K when just
 those of X, a subset of K, have run, it does so from a state that holds the ancestors of v and of X, and X,
 but neither what is left of K nor what follows from it. What is alive there is at least the minimum cut
 between these two (:mod:`olla_solvers.graph.minimum_cut`), and v adds its rise: call that the step's cost.
 So the order's peak is at least the largest step cost of its sequence, and the smallest peak is at least the
-smallest, over all sequences of K, of the largest step cost. That is a shortest way from the empty set to K
-where lengths are combined by their maximum, found by Dijkstra's algorithm over subsets; the largest cost it
+smallest, over all sequences of K, of the largest step cost. That is a shortest path from the empty set to K
+if lengths are combined by their maximum, found by Dijkstra's algorithm over subsets; the largest cost it
 has taken up so far is a bound at any moment.
 
 With a single operator this is the min-cut bound. On graphs so wide that every operator can run from some
@@ -29,7 +29,7 @@ MOST_KEYS = 16
 """Key operators at most: the sets that must be looked at can double with each."""
 
 MOST_STATES = 64
-"""Small states that are remembered: where one lies between the two, no cut is needed."""
+"""Small states that are remembered: if one lies between the two, no cut is needed."""
 
 
 class Projection:
@@ -37,7 +37,7 @@ class Projection:
 
     Attributes:
         bound_bytes: proven so far.
-        is_done: whether more key operators are of no use, or too many.
+        is_done: True if more key operators are of no use, or too many.
     """
 
     def __init__(self, flow: FlowGraph, bound_bytes: Bytes) -> None:
@@ -74,7 +74,7 @@ class Projection:
 
 
 def key_operators(flow: FlowGraph) -> tuple[OperatorIndex, ...]:
-    """Operators of which none must precede another, those with most ancestors and descendants first."""
+    """Return operators of which none precedes another, those with most ancestors and descendants first."""
     freedom = [
         min(above.bit_count(), below.bit_count())
         for above, below in zip(flow.ancestors, flow.descendants, strict=True)
@@ -107,10 +107,10 @@ class _Walk:
         self.reached_bytes: Bytes = 0
 
     def run(self, bound_bytes: Bytes, deadline: float) -> Bytes:
-        """The bound. Steps up to the given one need not be told apart.
+        """Return the bound. Steps up to the given one need not be told apart.
 
         Raises:
-            DeadlinePassedError: when the deadline passes; can be continued.
+            DeadlinePassedError: if the deadline passes; can be continued.
         """
         everything = (1 << len(self._keys)) - 1
         while True:
@@ -131,24 +131,24 @@ class _Walk:
                 heapq.heappush(self._heap, (max(cost, step), next(self._number), following))
 
     def _following(self, passed: int, enough: Bytes, deadline: float) -> list[tuple[int, Bytes]]:
-        """The sets one key further on, each with the step's cost, or with any up to ``enough``."""
+        """Return the sets one key further on, with the step's cost, or with any up to ``enough``."""
         flow = self._flow
         low, high = 0, (1 << flow.count) - 1
-        for at, key in enumerate(self._keys):
-            if passed >> at & 1:
+        for bit, key in enumerate(self._keys):
+            if passed >> bit & 1:
                 low |= flow.ancestors[key] | 1 << key
             else:
                 high &= ~(flow.descendants[key] | 1 << key)
-        found = []
-        for at, key in enumerate(self._keys):
-            following = passed | 1 << at
+        reached = []
+        for bit, key in enumerate(self._keys):
+            following = passed | 1 << bit
             if following != passed and following not in self._done:
                 least = self._least(low | flow.ancestors[key], high, enough - flow.rise_bytes[key], deadline)
-                found.append((following, least + flow.rise_bytes[key]))
-        return found
+                reached.append((following, least + flow.rise_bytes[key]))
+        return reached
 
     def _least(self, low: int, high: int, enough: Bytes, deadline: float) -> Bytes:
-        """What is alive in the smallest state between two, or in any with at most ``enough``."""
+        """Return the bytes alive in the smallest state between two, or in any with at most ``enough``."""
         for state, live in self._small:
             if live <= enough and not low & ~state and not state & ~high:
                 return live

@@ -1,8 +1,8 @@
-"""Improves an order by searching the stretch around its costliest step anew.
+"""Improves an order by searching a window around its costliest step anew.
 
-A stretch of an order runs between two states, and is a graph of its own: what is alive when it begins and
-when it ends is given. The exact search looks there for an order below the stretch's largest cost. Where it
-finds one, the order's costliest step has moved or fallen; where not, a longer stretch is tried. More time
+A window of an order runs between two states, and is a graph of its own: what is alive when it begins and
+when it ends is given. The exact search looks there for an order below the window's largest cost. If it
+finds one, the order's costliest step has moved or fallen; if not, a longer window is tried. More time
 never gives a worse order, and it pays on graphs that are far too wide to be proven.
 """
 
@@ -19,29 +19,29 @@ from olla_solvers.order.search import Alternation
 from olla_solvers.problem import Bytes, OperatorIndex
 
 SHORTEST = 16
-"""Operators of the first stretch tried around a step."""
+"""Operators of the first window tried around a step."""
 
 GROWTH = 1.6
 """How much longer the next one is."""
 
 STATES = 1000
-"""States that the search expands in a stretch at first."""
+"""States that the search expands in a window at first."""
 
 STATES_GROWTH = 4
-"""How many times more they are where no stretch could be improved."""
+"""How many times more they are if no window could be improved."""
 
 MOST_STATES = 1_000_000
-"""Where these do not help, nothing does."""
+"""If these do not help, nothing does."""
 
 MEMORY_BYTES = 256 << 20
-"""What the stored states of a stretch may take, roughly."""
+"""What the stored states of a window may take, roughly."""
 
 
-class StretchSearch:
-    """Searches ever longer stretches around the costliest step, with ever more states; can be continued.
+class WindowSearch:
+    """Searches ever longer windows around the costliest step, with ever more states; can be continued.
 
     Attributes:
-        is_done: whether more time is of no use.
+        is_done: True if more time is of no use.
     """
 
     def __init__(self, flow: FlowGraph) -> None:
@@ -79,20 +79,20 @@ class StretchSearch:
     def _improved(
         self, order: tuple[OperatorIndex, ...], costs: Sequence[Bytes], bound_bytes: Bytes, deadline: float
     ) -> tuple[OperatorIndex, ...] | None:
-        """The order with some stretch around its costliest step improved, if one can be."""
-        for start, end in _stretches(costs.index(max(costs)), self._flow.count):
+        """Return the order with some window around its costliest step improved, if one can be."""
+        for start, end in _windows(costs.index(max(costs)), self._flow.count):
             if time.monotonic() > deadline:
                 return None
             piece = piece_between(self._flow, order, start, end)
-            found = self._search(piece, max(costs[start:end]), bound_bytes, deadline)
-            if found is not None:
-                return (*order[:start], *found, *order[end:])
+            window = self._search(piece, max(costs[start:end]), bound_bytes, deadline)
+            if window is not None:
+                return (*order[:start], *window, *order[end:])
         return None
 
     def _search(
         self, piece: Piece, peak_bytes: Bytes, bound_bytes: Bytes, deadline: float
     ) -> tuple[OperatorIndex, ...] | None:
-        """An order of a stretch that stays below its peak, if one is found."""
+        """Return an order of a window that stays below its peak, if one is found."""
         contracted = contract(piece.flow, deadline)
         smaller = contracted.flow
         if max(contracted.floor_bytes, *smaller.precedence_bytes, 0) >= peak_bytes:
@@ -110,8 +110,8 @@ class StretchSearch:
         return piece.expand(expanded) if piece.flow.peak_bytes(expanded) < peak_bytes else None
 
 
-def _stretches(step: int, count: int) -> Iterator[tuple[int, int]]:
-    """Stretches that hold a step, the shortest first, with the step at various places in them."""
+def _windows(step: int, count: int) -> Iterator[tuple[int, int]]:
+    """Yield windows that hold a step, the shortest first, with the step at various places in them."""
     length = float(SHORTEST)
     while True:
         whole = min(count, round(length))

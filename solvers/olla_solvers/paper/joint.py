@@ -1,32 +1,30 @@
-"""Order and addresses at once, by OLLA's equation 9, for small graphs.
+"""Finds order and addresses at once, by OLLA's equation 9, for small graphs.
 
 The program (:mod:`olla_solvers.paper.joint_program`) has a row for each pair of arrays and timestep. It is
 the referee for the split into equations 14 and 15: its optimum is never below the smallest peak, and above it
-just where fragmentation cannot be avoided.
+just if fragmentation cannot be avoided.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from olla_solvers.analysis import peak_bytes
 from olla_solvers.deadline import DeadlinePassedError
 from olla_solvers.graph.flow import flow_of
 from olla_solvers.ilp import backends
-from olla_solvers.order import ALL_TECHNIQUES, Techniques, order
+from olla_solvers.ilp.techniques import ALL_TECHNIQUES, Techniques
 from olla_solvers.order.greedy import best_order
 from olla_solvers.paper.joint_program import height_bytes, joint_program, rows_needed
 from olla_solvers.place import place, spans_of
 from olla_solvers.place.spans import scratching
 from olla_solvers.plan import MemoryPlan, Provenance, SolverEffect, SolverReport, SolverStatus, Span
-from olla_solvers.planner import make_plan
 from olla_solvers.problem import Bytes, Offset, OperatorIndex, Problem
 from olla_solvers.validate import validate
 
 DEFAULT_SECONDS = 30.0
-"""Time limit where none is given."""
+"""Time limit if none is given."""
 
 START_SECONDS = 1.0
 """At most, for placing the arrays of the order that the program starts from."""
@@ -37,40 +35,13 @@ MOST_ROWS = 500_000
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A plan that is known: its order, spans, offsets and buffer, and what found the offsets."""
+    """A known plan: its order, spans, offsets and buffer, and the method that found the offsets."""
 
     order: tuple[OperatorIndex, ...]
     spans: tuple[Span, ...]
     offsets: tuple[Offset, ...]
     buffer_bytes: Bytes
     placed_by: str
-
-
-def program_plan(
-    problem: Problem,
-    *,
-    solver: str,
-    time_limit: float | None = None,
-    techniques: Techniques = ALL_TECHNIQUES,
-) -> MemoryPlan:
-    """Plan by integer programs: split in two where the techniques say so, else jointly.
-
-    Args:
-        problem: the graph.
-        solver: ``cbc``, ``gurobi`` or ``highs``.
-        time_limit: seconds; for each of the two programs where they are split.
-        techniques: ``split`` decides; the others say how the programs are stated.
-
-    Returns:
-        The plan, checked.
-
-    Raises:
-        SolverUnavailableError: when the solver is unknown, missing or not licensed for the program.
-    """
-    if not techniques.split:
-        return joint_plan(problem, solver=solver, time_limit=time_limit, techniques=techniques)
-    schedule = order(problem, solver=solver, time_limit=time_limit, techniques=techniques)
-    return make_plan(problem, solver=solver, time_limit=time_limit, schedule=schedule)
 
 
 def joint_plan(
@@ -86,14 +57,14 @@ def joint_plan(
         problem: the graph.
         solver: ``cbc``, ``gurobi`` or ``highs``; the program always runs, started from heuristics.
         time_limit: seconds; None for the default of at most about 30.
-        techniques: how the program is stated; contraction, pieces and early updates have no part in it.
+        techniques: how the program is stated; contraction and pieces have no part in it.
 
     Returns:
         The plan, which has passed :func:`~olla_solvers.validate.validate`. ``provenance.place_solver`` is
         the program's report, whose bound no buffer of any order is below.
 
     Raises:
-        SolverUnavailableError: when the solver is unknown, missing or not licensed for the program.
+        SolverUnavailableError: if the solver is unknown, missing or not licensed for the program.
     """
     start = time.monotonic()
     deadline = start + (DEFAULT_SECONDS if time_limit is None else time_limit)
@@ -102,20 +73,20 @@ def joint_plan(
     rows = rows_needed(problem, techniques)
     if rows > MOST_ROWS:
         detail = f"not stated: it would need about {rows} rows, more than {MOST_ROWS}"
-        found, report = known, SolverReport(solver, SolverStatus.FAILED, detail=detail)
+        best, report = known, SolverReport(solver, SolverStatus.FAILED, detail=detail)
     else:
-        found, report = _solve(problem, known, solver, deadline, techniques)
-    plan = _memory_plan(problem, found, known, bound, report, time.monotonic() - start)
+        best, report = _solve(problem, known, solver, deadline, techniques)
+    plan = _memory_plan(problem, best, known, bound, report, time.monotonic() - start)
     validate(problem, plan)
     return plan
 
 
 def _heuristic_plan(problem: Problem, deadline: float) -> tuple[Bytes, _Known]:
-    """The precedence bound, and greedy's order with offsets that are found soon."""
+    """Return the precedence bound, and greedy's order with offsets from a short search."""
     flow, captured = flow_of(problem)
     bound = max(flow.precedence_bytes, default=0)
-    found = best_order(flow, bound, deadline)
-    sequence = tuple(captured[each] for each in found.order)
+    candidate = best_order(flow, bound, deadline)
+    sequence = tuple(captured[operator] for operator in candidate.order)
     spans = spans_of(problem, sequence)
     seconds = min(START_SECONDS, max(0.0, deadline - time.monotonic()))
     placement = place(spans, solver="none", time_limit=seconds)
@@ -139,7 +110,7 @@ def _solve(
         spans = spans_of(problem, sequence)
         offsets = program.offsets(spans, solution.values)
         height = height_bytes(spans, offsets)
-        if height < known.buffer_bytes and _is_executable(problem, sequence):
+        if height < known.buffer_bytes and problem.is_executable(sequence):
             best = _Known(sequence, spans, offsets, height, f"joint:{solver}")
     value = best.buffer_bytes // program.unit_bytes
     proven = backends.proven_units(solution, value)
@@ -157,31 +128,26 @@ def _solve(
     )
 
 
-def _is_executable(problem: Problem, order: Sequence[OperatorIndex]) -> bool:
-    position = {operator: at for at, operator in enumerate(order)}
-    return all(position[earlier] < position[later] for earlier, later in problem.edges)
-
-
 def _memory_plan(
-    problem: Problem, found: _Known, known: _Known, bound: Bytes, report: SolverReport, seconds: float
+    problem: Problem, best: _Known, known: _Known, bound: Bytes, report: SolverReport, seconds: float
 ) -> MemoryPlan:
-    peak = peak_bytes(problem, found.order)
-    order_method = "greedy" if found is known else found.placed_by
-    proven = report.bound_bytes is not None and report.bound_bytes >= found.buffer_bytes
+    peak = peak_bytes(problem, best.order)
+    order_method = "greedy" if best is known else best.placed_by
+    proven = report.bound_bytes is not None and report.bound_bytes >= best.buffer_bytes
     names = [array.name for array in problem.planned]
     workspaces = [operator.name for _, operator in scratching(problem)]
     return MemoryPlan(
-        order=tuple(problem.operators[operator].name for operator in found.order),
-        offsets=dict(zip(names, found.offsets[: len(names)], strict=True)),
-        workspace_offsets=dict(zip(workspaces, found.offsets[len(names) :], strict=True)),
-        buffer_bytes=found.buffer_bytes,
+        order=tuple(problem.operators[operator].name for operator in best.order),
+        offsets=dict(zip(names, best.offsets[: len(names)], strict=True)),
+        workspace_offsets=dict(zip(workspaces, best.offsets[len(names) :], strict=True)),
+        buffer_bytes=best.buffer_bytes,
         peak_bytes=peak,
         lower_bound_bytes=min(bound, peak),
         provenance=Provenance(
             order_found_by=order_method,
             order_proved_by="precedence bound" if bound >= peak else None,
             order_solver=replace(report, objective_bytes=None, bound_bytes=None),
-            place_found_by=found.placed_by,
+            place_found_by=best.placed_by,
             place_proved_by=f"joint:{report.solver}" if proven else None,
             place_solver=report,
         ),

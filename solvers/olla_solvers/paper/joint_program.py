@@ -1,4 +1,4 @@
-"""The joint program of order and addresses: OLLA equation 9, that is equations 1-8.
+"""States the joint program of order and addresses: OLLA equation 9, that is equations 1-8.
 
 When operators run and arrays are preserved is stated as for ordering
 (:mod:`olla_solvers.ilp.order_columns`). In addition every array, and every workspace, has an address A, and
@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from olla_solvers.analysis import captured_order
 from olla_solvers.graph.flow import FlowArray, FlowGraph, flow_graph
 from olla_solvers.ilp.model import Column, Expression, LinearModel
 from olla_solvers.ilp.order_columns import Lifetimes, TimedColumns, TimedModel, state_lifetimes, windows
@@ -47,13 +46,13 @@ class JointProgram:
     addresses: tuple[Address, ...]
 
     def order(self, values: Sequence[float]) -> tuple[OperatorIndex, ...]:
-        """Function 1: the problem's operators, first to last."""
-        return tuple(self.operators[each] for each in self.lifetimes.execution_sequence(values))
+        """Return the problem's operators, first to last: Function 1."""
+        return tuple(self.operators[operator] for operator in self.lifetimes.execution_sequence(values))
 
     def offsets(self, spans: Sequence[Span], values: Sequence[float]) -> tuple[Offset, ...]:
-        """Exact offsets of the order's spans: by the addresses, each as low as those before it allow.
+        """Return exact offsets of the order's spans: by the addresses, each as low as those before it allow.
 
-        The solver's addresses are floating point; which block lies below which is what it decided.
+        The solver's addresses are floating point; its decision is which block lies below which.
         """
         offsets: dict[int, Offset] = {}
         columns = enumerate(self.addresses)
@@ -77,7 +76,7 @@ class _Block:
         alignment: of its address.
         producer: the operator that makes it.
         consumers: those that read it; none for a workspace.
-        live: columns whose sum at a timestep says whether it is alive then.
+        live: columns whose sum at a timestep is 1 if it is alive then.
     """
 
     span: int
@@ -108,7 +107,7 @@ def joint_program(
         The program, with its start set.
 
     Raises:
-        DeadlinePassedError: when the deadline passes.
+        DeadlinePassedError: if the deadline passes.
     """
     flow, operators, arrays = _one_array_a_storage(problem)
     spans = spans_of(problem, order)
@@ -123,16 +122,18 @@ def joint_program(
     if techniques.resident_sets:
         resident_sets(model, flow, lifetimes, buffer, unit)
     blocks = _blocks(problem, spans, lifetimes, arrays, number)
-    addresses = [_address(model, span, at, height, unit) for span, at in zip(spans, offsets, strict=True)]
+    addresses = [
+        _address(model, span, offset, height, unit) for span, offset in zip(spans, offsets, strict=True)
+    ]
     for block in blocks:
         _below_the_top(model, addresses[block.span], block.size_bytes / unit, buffer)
-    for one, other in _pairs(flow, blocks, techniques):
-        _apart(model, flow, (one, other), addresses, (spans, offsets, height // unit, unit), techniques)
+    for first, other in _pairs(flow, blocks, techniques):
+        _apart(model, flow, (first, other), addresses, (spans, offsets, height // unit, unit), techniques)
     return JointProgram(model, unit, lifetimes, operators, tuple(addresses))
 
 
 def rows_needed(problem: Problem, techniques: Techniques = ALL_TECHNIQUES) -> int:
-    """About how many rows :func:`joint_program` would need, without stating it.
+    """Return about how many rows :func:`joint_program` would need, without stating it.
 
     Args:
         problem: the graph.
@@ -149,12 +150,12 @@ def rows_needed(problem: Problem, techniques: Techniques = ALL_TECHNIQUES) -> in
 def _one_array_a_storage(
     problem: Problem,
 ) -> tuple[FlowGraph, tuple[OperatorIndex, ...], dict[int, int]]:
-    """The flow graph with an array for each planned one that is read, as each has an address of its own.
+    """Return the flow graph with an array for each planned one that is read: each has an address of its own.
 
     Returns:
         The graph, for each of its operators the problem's, and from a planned array's number to its own.
     """
-    order = captured_order(problem)
+    order = problem.captured_order
     number = {operator: position for position, operator in enumerate(order)}
     rise = [problem.operators[operator].workspace_bytes for operator in order]
     arrays: list[FlowArray] = []
@@ -165,7 +166,7 @@ def _one_array_a_storage(
         rise[number[array.producer]] += array.size_bytes
         if array.consumers:
             numbers[index] = len(arrays)
-            readers = tuple(sorted(number[each] for each in array.consumers))
+            readers = tuple(sorted(number[reader] for reader in array.consumers))
             arrays.append(FlowArray(array.size_bytes, number[array.producer], readers))
     edges = ((number[earlier], number[later]) for earlier, later in problem.edges)
     return flow_graph(rise, arrays, edges), order, numbers
@@ -178,33 +179,33 @@ def _blocks(
     arrays: dict[int, int],
     number: dict[OperatorIndex, int],
 ) -> list[_Block]:
-    """Every planned array and workspace with bytes."""
+    """Return every planned array and workspace with bytes."""
     blocks = []
     for index, array in enumerate(problem.planned):
         if array.producer is None or not array.size_bytes:
             continue
         producer = number[array.producer]
-        readers = tuple(number[each] for each in array.consumers)
+        readers = tuple(number[reader] for reader in array.consumers)
         live: tuple[TimedColumns, ...] = (lifetimes.runs[producer],)
         if readers:
             live = (lifetimes.creation[arrays[index]], lifetimes.preserved[arrays[index]])
         blocks.append(_Block(index, array.size_bytes, array.alignment, producer, readers, live))
-    for position, (operator, each) in enumerate(scratching(problem)):
+    for position, (operator, scratch) in enumerate(scratching(problem)):
         span = len(problem.planned) + position
         runs = lifetimes.runs[number[operator]]
         blocks.append(
-            _Block(span, each.workspace_bytes, spans[span].alignment, number[operator], (), (runs,))
+            _Block(span, scratch.workspace_bytes, spans[span].alignment, number[operator], (), (runs,))
         )
     return blocks
 
 
 def height_bytes(spans: Sequence[Span], offsets: Sequence[Offset]) -> Bytes:
-    """The end of the topmost span."""
+    """Return the end of the topmost span."""
     return max((offset + span.size_bytes for span, offset in zip(spans, offsets, strict=True)), default=0)
 
 
 def _address(model: LinearModel, span: Span, known: Offset, height: Bytes, unit: Bytes) -> Address:
-    """An address; in whole alignments where the unit does not imply its alignment."""
+    """Make an address; in whole alignments if the unit does not imply its alignment."""
     step = unit if unit % span.alignment == 0 else span.alignment
     column = model.column(0, max(0, height - span.size_bytes) / step, integer=step != unit)
     model.start[column] = known / step
@@ -212,29 +213,29 @@ def _address(model: LinearModel, span: Span, known: Offset, height: Bytes, unit:
 
 
 def _below_the_top(model: LinearModel, address: Address, size: float, buffer: Column) -> None:
-    """Equation 8: every block ends within the buffer."""
+    """State equation 8: every block ends within the buffer."""
     model.require(Expression([address, (buffer, -1)], size), "<=")
 
 
 def _pairs(
     flow: FlowGraph, blocks: Sequence[_Block], techniques: Techniques
 ) -> Iterator[tuple[_Block, _Block]]:
-    """Pairs that may be alive together."""
-    for one, other in itertools.combinations(blocks, 2):
-        if techniques.precedence and (_precedes(flow, one, other) or _precedes(flow, other, one)):
+    """Yield pairs that may be alive together."""
+    for first, other in itertools.combinations(blocks, 2):
+        if techniques.precedence and (_precedes(flow, first, other) or _precedes(flow, other, first)):
             continue
-        yield one, other
+        yield first, other
 
 
-def _precedes(flow: FlowGraph, one: _Block, other: _Block) -> bool:
-    """Whether all that touch one block are ancestors of the other's producer: never alive together."""
+def _precedes(flow: FlowGraph, first: _Block, other: _Block) -> bool:
+    """Return True if all that touch the first are ancestors of the other's producer: never alive together."""
     above = flow.ancestors[other.producer]
-    return all(above >> each & 1 for each in (one.producer, *one.consumers))
+    return all(above >> operator & 1 for operator in (first.producer, *first.consumers))
 
 
-def _always_meet(one: _Block, other: _Block) -> bool:
-    """Whether some operator touches both, so that they are alive together whatever the order."""
-    return not {one.producer, *one.consumers}.isdisjoint((other.producer, *other.consumers))
+def _always_meet(first: _Block, other: _Block) -> bool:
+    """Return True if some operator touches both, so that they are alive together whatever the order."""
+    return not {first.producer, *first.consumers}.isdisjoint((other.producer, *other.consumers))
 
 
 def _apart(
@@ -245,20 +246,23 @@ def _apart(
     known: tuple[Sequence[Span], Sequence[Offset], int, Bytes],
     techniques: Techniques,
 ) -> None:
-    """Equations 6, 7a and 7b for two blocks."""
+    """State equations 6, 7a and 7b for two blocks."""
     spans, offsets, most, unit = known
-    one, other = pair
+    first, other = pair
     below, above = model.binary(), model.binary()
-    meet = spans[one.span].lower < spans[other.span].upper and spans[other.span].lower < spans[one.span].upper
-    model.start[below] = float(meet and offsets[one.span] < offsets[other.span])
-    model.start[above] = float(meet and offsets[one.span] > offsets[other.span])
-    if techniques.precedence and _always_meet(one, other):
+    meet = (
+        spans[first.span].lower < spans[other.span].upper
+        and spans[other.span].lower < spans[first.span].upper
+    )
+    model.start[below] = float(meet and offsets[first.span] < offsets[other.span])
+    model.start[above] = float(meet and offsets[first.span] > offsets[other.span])
+    if techniques.precedence and _always_meet(first, other):
         model.require(Expression([(below, 1), (above, 1)]), "==", 1)
     else:
         model.require(Expression([(below, 1), (above, 1)]), "<=", 1)
         for timestep in range(flow.count):
             _ordered_where_both_live(model, pair, timestep, (below, above))
-    for column, low, high in ((below, one, other), (above, other, one)):
+    for column, low, high in ((below, first, other), (above, other, first)):
         row = Expression([addresses[low.span], (column, most)], low.size_bytes / unit)
         row.add(addresses[high.span][0], -addresses[high.span][1])
         model.require(row, "<=", most)
@@ -267,7 +271,7 @@ def _apart(
 def _ordered_where_both_live(
     model: LinearModel, pair: tuple[_Block, _Block], timestep: int, either: tuple[Column, Column]
 ) -> None:
-    """Equation 6 at one timestep."""
+    """State equation 6 at one timestep."""
     row = Expression([(column, -1) for column in either], -1)
     for block in pair:
         live = [columns[timestep] for columns in block.live if timestep in columns]

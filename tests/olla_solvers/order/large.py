@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 from olla_solvers.problem import Array, Operator, Problem
 from tests.olla_solvers.graphs import Builder
@@ -38,10 +37,3 @@ def residual(blocks: int) -> Problem:
     for block in updates:
         step.update(f"update{block}", [f"w{block}"], [f"conv{block}"])
     return step.build()
-
-
-def is_executable(problem: Problem, sequence: Sequence[int]) -> bool:
-    position = {operator: at for at, operator in enumerate(sequence)}
-    return len(position) == len(problem.operators) and all(
-        position[u] < position[v] for u, v in problem.edges
-    )

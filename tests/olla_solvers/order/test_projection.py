@@ -10,10 +10,9 @@ from olla_solvers.deadline import DeadlinePassedError
 from olla_solvers.graph import minimum_cut
 from olla_solvers.graph.flow import flow_of
 from olla_solvers.graph.minimum_cut import live_bytes, smallest_state
-from olla_solvers.order.bounds import mincut_bytes
 from olla_solvers.order.projection import Projection, key_operators
 from olla_solvers.problem import Array, Operator, Problem
-from tests.olla_solvers.graphs import problems, smallest_peak, training_steps
+from tests.olla_solvers.graphs import mincut_bytes, problems, smallest_peak, training_steps
 
 MANY = settings(max_examples=100, deadline=None, derandomize=True)
 
@@ -44,7 +43,7 @@ def test_a_projection_sees_what_no_cut_at_one_operator_does() -> None:
     arrays += [Array(f"b{at}", 9, 3 + at, (6,)) for at in range(3)]
     problem = Problem((*operators, Operator("end")), tuple(arrays))
     flow, _ = flow_of(problem)
-    cuts = mincut_bytes(flow, range(flow.count), 0, float("inf"))
+    cuts = mincut_bytes(flow)
     projection = Projection(flow, 0)
     projection.run(smallest_peak(problem), float("inf"))
     assert cuts < projection.bound_bytes <= smallest_peak(problem)

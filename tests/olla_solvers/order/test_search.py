@@ -10,21 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olla_solvers.deadline import DeadlinePassedError
-from olla_solvers.graph import minimum_cut
 from olla_solvers.graph.contract import contract
 from olla_solvers.graph.flow import FlowGraph, flow_of
 from olla_solvers.order.search import ALL_RULES, Alternation, SearchRules, engine, space
 from olla_solvers.problem import Problem
 from tests.olla_solvers.graphs import alexnet_step, mlp_step, problems, smallest_peak, training_steps
 
-SEARCH = ("closure", "lazy", "commit", "forward", "backward", "probe")
+SEARCH = ("closure", "lazy", "forward", "backward", "probe")
 ONE_WAY = [replace(ALL_RULES, probe=False, **{direction: False}) for direction in ("forward", "backward")]
 COMBINATIONS = [
     ALL_RULES,
     *(replace(ALL_RULES, **{name: False}) for name in SEARCH),
     *ONE_WAY,
-    *(replace(rules, **{name: False}) for rules in ONE_WAY for name in ("closure", "lazy", "commit")),
-    *(replace(rules, closure=False, lazy=False, commit=False) for rules in ONE_WAY),
+    *(replace(rules, **{name: False}) for rules in ONE_WAY for name in ("closure", "lazy")),
+    *(replace(rules, closure=False, lazy=False) for rules in ONE_WAY),
 ]
 MANY = settings(max_examples=50, deadline=None, derandomize=True)
 
@@ -103,7 +102,7 @@ def test_a_search_interrupted_anywhere_goes_on_without_losing_its_proof(
     found = Alternation(flow, range(flow.count), 0, rules)
     optimum = smallest_peak(problem)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (minimum_cut, engine, space):
+        for module in (engine, space):
             patch.setattr(module, "check_time", interrupt)
         while not found.is_done:
             found.run(float("inf"), most_states=5)
@@ -128,6 +127,16 @@ def test_a_passed_deadline_ends_the_search_at_once() -> None:
     found.run(time.monotonic() - 1)
     assert found.order == tuple(range(flow.count))
     assert not found.is_done
+
+
+def test_a_deadline_that_passes_before_a_state_is_expanded_does_not_lose_it() -> None:
+    flow, _ = flow_of(mlp_step())
+    peak = searched(flow, ALL_RULES).peak_bytes
+    search = engine.Search(space.Space(flow), ALL_RULES, peak, peak + 1, 1 << 20)
+    assert search.run(1000, time.monotonic() - 1) is engine.Outcome.DEADLINE
+    assert search.run(1000, float("inf")) is engine.Outcome.FOUND
+    assert search.order is not None
+    assert flow.peak_bytes(search.order) == peak
 
 
 @pytest.mark.parametrize("rules", ONE_WAY, ids=name_of)

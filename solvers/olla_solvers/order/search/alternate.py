@@ -1,4 +1,4 @@
-"""Searches forwards and backwards, from below and right below the best order, in turns that grow.
+"""Searches forwards and backwards, from the bound and right below the best order, in turns that grow.
 
 None of the four is best on every graph, and any of them may prove or find what ends all.
 """
@@ -27,7 +27,7 @@ class Alternation:
 
     Attributes:
         order: the best order so far.
-        peak_bytes: its peak, or the ceiling while there is no order below that.
+        peak_bytes: its peak, or the ceiling while no order is below that.
         bound_bytes: proven: no order has a smaller peak.
         expanded: states expanded so far.
     """
@@ -62,15 +62,18 @@ class Alternation:
         self._memory = most_memory_bytes
         self._spaces: dict[bool, Space] = {}
         self._budget = FIRST_BUDGET
-        directions = [each for each, use in ((False, rules.forward), (True, rules.backward)) if use]
+        directions = [backward for backward in (False, True) if (rules.forward, rules.backward)[backward]]
         self._turns = [
-            (each, probe) for probe in (False, True) if rules.probe or not probe for each in directions
+            (backward, probe)
+            for probe in (False, True)
+            if rules.probe or not probe
+            for backward in directions
         ]
         self._searches: dict[tuple[bool, bool], Search] = {}
 
     @property
     def is_done(self) -> bool:
-        """Whether the order is proven, or every search has used up its memory."""
+        """True if the order is proven, or every search has used up its memory."""
         return self.bound_bytes >= self.peak_bytes or not self._turns
 
     def learn(self, order: Sequence[OperatorIndex], bound_bytes: Bytes) -> None:
@@ -113,7 +116,7 @@ class Alternation:
         self._take(search, outcome, turn)
 
     def _take(self, search: Search, outcome: Outcome, turn: tuple[bool, bool]) -> None:
-        """Note what a turn found or proved."""
+        """Take over an order or a bound from a turn."""
         if search.order is not None:
             peak = self.flow.peak_bytes(search.order)
             if peak < self.peak_bytes:

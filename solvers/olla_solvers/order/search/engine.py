@@ -5,10 +5,8 @@ out of it was refused. Once the stack is empty no order stays within B, and none
 smallest refused cost exists either: B is raised to that, and the states concerned are taken up again. So
 a search that starts at a proven bound has at every moment proven B.
 
-The states form a graph whose edges lead to larger sets of done operators. What keeps the proof sound is
-one invariant: if some order from a live state stays within B, one from some live state that it leads to
-does. A replaced state leads only to its replacement (rule ``commit``), and a state that nothing live
-leads to any more is forgotten, so that it counts as new when met again.
+What keeps the proof sound: every state that was reached is expanded at every B, or, by rule ``closure``, has
+led to one from which an order stays within B just if one does from the state itself.
 """
 
 from __future__ import annotations
@@ -16,7 +14,8 @@ from __future__ import annotations
 import enum
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from olla_solvers.deadline import DeadlinePassedError, check_time
 from olla_solvers.order.search.rules import SearchRules
@@ -28,7 +27,7 @@ STATE_BYTES = 1200
 
 
 class Outcome(enum.Enum):
-    """Why a search stopped."""
+    """The reason why a search stopped."""
 
     FOUND = "an order within the peak was found"
     EXHAUSTED = "no order has a peak below the ceiling"
@@ -37,35 +36,25 @@ class Outcome(enum.Enum):
     MEMORY = "no more states may be stored"
 
 
+@dataclass(slots=True)
 class _State:
-    """A set of done operators that was reached within the peak."""
+    """A set of done operators that was reached within the peak.
 
-    __slots__ = (
-        "children",
-        "done",
-        "live_bytes",
-        "moves",
-        "parent",
-        "references",
-        "replaced",
-        "seen_peak",
-        "steps",
-    )
+    Attributes:
+        done: the operators, as a bitset.
+        live_bytes: bytes alive after them.
+        moves: those that may come next, until the state is expanded.
+        parent: the state it was reached from.
+        steps: the operators between.
+        seen_peak: B when the state was last expanded.
+    """
 
-    def __init__(self, done: int, live_bytes: Bytes, moves: Moves | None) -> None:
-        self.done = done
-        self.live_bytes = live_bytes
-        self.moves = moves
-        self.parent: _State | None = None
-        self.steps: tuple[OperatorIndex, ...] = ()
-        self.children: list[_State] = []
-        self.references = 0
-        self.replaced = False
-        self.seen_peak: Bytes = -1
-
-    @property
-    def is_live(self) -> bool:
-        return self.references > 0 and not self.replaced
+    done: int
+    live_bytes: Bytes
+    moves: Moves | None
+    parent: _State | None = None
+    steps: tuple[OperatorIndex, ...] = ()
+    seen_peak: Bytes = -1
 
 
 class Search:
@@ -98,10 +87,8 @@ class Search:
         self.order: tuple[OperatorIndex, ...] | None = None
         self._most_states = max(1000, most_bytes // (STATE_BYTES + space.flow.count // 4))
         self._deadline = float("inf")
-        root = _State(0, 0, space.first_moves(0))
-        root.references = 1
-        self._seen = {0: root}
-        self._stack = [root]
+        self._seen = {0}
+        self._stack = [_State(0, 0, space.first_moves(0))]
         self._refused: list[tuple[Bytes, int, _State]] = []
         self._counter = itertools.count()
 
@@ -113,7 +100,7 @@ class Search:
             deadline: ``time.monotonic()`` at which to stop.
 
         Returns:
-            Why the search stopped. It can be continued after ``BUDGET``.
+            The reason why the search stopped. It can be continued after ``BUDGET`` and ``DEADLINE``.
         """
         self._deadline = deadline
         last = self.expanded + budget
@@ -127,9 +114,9 @@ class Search:
                     return Outcome.BUDGET
                 if len(self._seen) > self._most_states:
                     return Outcome.MEMORY
-                state = self._stack.pop()
-                if state.is_live:
-                    self._expand(state)
+                # Before the state is taken off the stack: one that is lost would make for a false proof.
+                check_time(deadline)
+                self._expand(self._stack.pop())
         except DeadlinePassedError:
             return Outcome.DEADLINE
         return Outcome.FOUND
@@ -141,9 +128,7 @@ class Search:
             self._take_up_refused()
 
     def _raise_peak(self) -> bool:
-        """Raise B to the smallest refused cost. False when nothing below the ceiling was refused."""
-        while self._refused and not self._refused[0][2].is_live:
-            heapq.heappop(self._refused)
+        """Raise B to the smallest refused cost. Return False if nothing below the ceiling was refused."""
         if not self._refused or self._refused[0][0] >= self.ceiling_bytes:
             return False
         self.peak_bytes = self._refused[0][0]
@@ -152,13 +137,10 @@ class Search:
 
     def _take_up_refused(self) -> None:
         while self._refused and self._refused[0][0] <= self.peak_bytes:
-            state = heapq.heappop(self._refused)[2]
-            if state.is_live:
-                self._stack.append(state)
+            self._stack.append(heapq.heappop(self._refused)[2])
 
     def _expand(self, state: _State) -> None:
         """Make every move from a state that is within B and was not when the state was last expanded."""
-        check_time(self._deadline)
         self.expanded += 1
         try:
             self._follow_moves(state)
@@ -171,7 +153,7 @@ class Search:
         if self._rules.closure and self._replace_by_closure(state, moves):
             return
         refused: Bytes | None = None
-        found: list[_State] = []
+        children: list[_State] = []
         try:
             for operator, (beyond, _) in sorted(moves.items(), key=lambda item: (item[1][1], item[0])):
                 cost = state.live_bytes + beyond
@@ -181,20 +163,18 @@ class Search:
                     check_time(self._deadline)
                     child = self._child(state, moves, operator)
                     if child is not None:
-                        found.append(child)
-                    if state.replaced or self.order is not None:
+                        children.append(child)
+                    if self.order is not None:
                         break
         finally:
             # The one with least alive is on top, and comes first.
-            self._stack.extend(sorted(found, key=lambda each: each.live_bytes, reverse=True))
-        if state.replaced:
-            return
+            self._stack.extend(sorted(children, key=lambda child: child.live_bytes, reverse=True))
         state.seen_peak, state.moves = self.peak_bytes, None
         if refused is not None and refused < self.ceiling_bytes:
             heapq.heappush(self._refused, (refused, next(self._counter), state))
 
     def _child(self, state: _State, moves: Moves, operator: OperatorIndex) -> _State | None:
-        """The state after a move and what follows from it by the rules, if it is a new one."""
+        """Return the state after a move and what follows from it by the rules, if it is a new one."""
         following = dict(moves)
         _, added = moves[operator]
         steps = list(self._space.sequence(operator, state.done))
@@ -202,32 +182,26 @@ class Search:
         live = state.live_bytes + added
         if self._rules.closure:
             done, live = self._close(done, live, following, steps)
-        child, new = self._lead(state, done, live, following, tuple(steps))
-        return self._commit(child) if new else None
+        return self._reach(state, done, live, following, steps)
 
-    def _lead(
-        self,
-        state: _State,
-        done: int,
-        live: Bytes,
-        moves: Moves | None,
-        steps: tuple[OperatorIndex, ...],
-    ) -> tuple[_State, bool]:
-        """Note that one state leads to another; the other one, and whether it is to be searched."""
-        known = self._seen.get(done)
-        target = known or _State(done, live, moves)
-        if known is None:
-            target.parent, target.steps = state, steps
-            self._seen[done] = target
-        if all(target is not each for each in state.children):
-            state.children.append(target)
-            target.references += 1
-        if done == self._space.everything and self.order is None:
-            self._finish(state, steps)
-        return target, known is None and self.order is None
+    def _reach(
+        self, state: _State, done: int, live: Bytes, moves: Moves, steps: Sequence[OperatorIndex]
+    ) -> _State | None:
+        """Return the state that another one leads to, if it is a new one that is to be searched."""
+        if done in self._seen or self.order is not None:
+            return None
+        self._seen.add(done)
+        reached = _State(done, live, moves, state, tuple(steps))
+        if done != self._space.everything:
+            return reached
+        # All operators are done: read the order off the path to here.
+        path = reversed([*_path(reached)])
+        order = tuple(step for passed in path for step in passed.steps)
+        self.order = order[::-1] if self._space.backward else order
+        return None
 
     def _close(self, done: int, live: Bytes, moves: Moves, steps: list[OperatorIndex]) -> tuple[int, Bytes]:
-        """Rule ``closure``: make moves that fit and leave no more alive, until there is none."""
+        """Make moves that fit and leave no more alive, until there is none: rule ``closure``."""
         while True:
             check_time(self._deadline)
             room = self.peak_bytes - live
@@ -239,85 +213,22 @@ class Search:
             done = self._space.run(chosen, done, moves)
 
     def _replace_by_closure(self, state: _State, moves: Moves) -> bool:
-        """Rule ``closure`` for a state itself: B may have been raised since it was reached."""
+        """Apply rule ``closure`` to a state itself: B may have been raised since it was reached."""
         room = self.peak_bytes - state.live_bytes
         if not any(added <= 0 and beyond <= room for beyond, added in moves.values()):
             return False
         following, steps = dict(moves), list[OperatorIndex]()
         done, live = self._close(state.done, state.live_bytes, following, steps)
-        child, new = self._lead(state, done, live, following, tuple(steps))
-        self._replace(state, child)
-        smaller = self._commit(child) if new else None
-        if smaller is not None:
-            self._stack.append(smaller)
+        child = self._reach(state, done, live, following, steps)
+        if child is not None:
+            self._stack.append(child)
+        state.moves = None
         return True
 
-    def _commit(self, state: _State) -> _State | None:
-        """Rule ``commit``: replace ancestors by a new state, or by a smaller one between.
 
-        Returns:
-            The state to search on from, or None when that is known already.
-        """
-        ancestor = state.parent if self._rules.commit else None
-        while ancestor is not None:
-            if not ancestor.is_live:
-                ancestor = ancestor.parent
-                continue
-            if ancestor.live_bytes < state.live_bytes:
-                break
-            try:
-                least, smallest = self._space.smallest_between(
-                    ancestor.done, state.done, ancestor.live_bytes, state.live_bytes, self._deadline
-                )
-            except DeadlinePassedError:
-                self._stack.append(state)
-                raise
-            steps = self._steps_between(ancestor, state)
-            if least < state.live_bytes:
-                kept = tuple(each for each in steps if smallest >> each & 1)
-                state, new = self._lead(ancestor, smallest, least, None, kept)
-                self._replace(ancestor, state)
-                if not new:
-                    return None
-            else:
-                self._lead(ancestor, state.done, state.live_bytes, None, steps)
-                state.parent, state.steps = ancestor, steps
-                self._replace(ancestor, state)
-            ancestor = ancestor.parent
-        return state
-
-    def _replace(self, state: _State, target: _State) -> None:
-        """Let a state lead to one of its children alone."""
-        others = [child for child in state.children if child is not target]
-        state.children = [target]
-        state.replaced, state.moves = True, None
-        for child in others:
-            self._release(child)
-
-    def _release(self, state: _State) -> None:
-        """Drop one edge to a state; forget it, and what only it leads to, when that was the last one."""
-        todo = [state]
-        while todo:
-            each = todo.pop()
-            each.references -= 1
-            if each.references == 0:
-                del self._seen[each.done]
-                todo += each.children
-                each.children, each.moves = [], None
-
-    def _steps_between(self, ancestor: _State, state: _State) -> tuple[OperatorIndex, ...]:
-        """Operators passed on the way from an ancestor."""
-        return tuple(step for each in reversed([*_way(state, ancestor)]) for step in each.steps)
-
-    def _finish(self, state: _State, steps: tuple[OperatorIndex, ...]) -> None:
-        """All operators are done: read the order off the way here."""
-        order = tuple(step for each in reversed([*_way(state, None)]) for step in each.steps) + steps
-        self.order = order[::-1] if self._space.backward else order
-
-
-def _way(state: _State, end: _State | None) -> Iterator[_State]:
-    """A state and its parents up to, but without, the end."""
+def _path(state: _State) -> Iterator[_State]:
+    """Yield a state and all its parents."""
     current: _State | None = state
-    while current is not None and current is not end:
+    while current is not None:
         yield current
         current = current.parent

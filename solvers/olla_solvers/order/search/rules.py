@@ -1,4 +1,4 @@
-"""The switches of the exact search, each with the reason why it keeps the smallest peak.
+"""Has the switches of the exact search, each with the proof that it keeps the smallest peak.
 
 Notation: a state S is the set of operators that have run; live(S) is what is alive after them; B is the
 peak that the search currently allows. S is *feasible* when its operators can be followed by all others
@@ -6,9 +6,8 @@ at costs up to B. live is submodular, ``live(P | Q) + live(P & Q) <= live(P) + l
 once its producer has run (modular) and stops counting once all its consumers have (supermodular,
 subtracted). All of this stays true when time runs backwards, where a state is what has been undone.
 
-The search is its own; its ingredients are best-first raising of the bound as in IDA* (Korf, "Depth-first
-iterative-deepening", 1985), uncrossing of a submodular function, and minimum closures by maximum flow
-(Picard, "Maximal closure of a graph", 1976).
+The search is its own; it raises the bound best first as IDA* does (Korf, "Depth-first
+iterative-deepening", 1985).
 """
 
 from __future__ import annotations
@@ -39,14 +38,6 @@ class SearchRules:
             steps between see, its own step costs no more than that successor's by the condition, and w
             comes earlier: a contradiction. So just the lazy ancestors of w precede w. In any executable
             sequence each of them costs no more than a successor among them or w, hence than w.
-        commit: where T was reached from S within B and ``live(T) <= live(Z)`` for every state Z between
-            them, S is replaced by T. Proof: for every state P of a completion from S, P & T lies between
-            S and T, so ``live(P | T) <= live(P) + live(T) - live(P & T) <= live(P)``: running T's
-            operators first lowers, or keeps, every later step. Where some Z is smaller than T, the
-            smallest one takes T's place: the steps to T that belong to Z, alone, cost no more, because
-            ``live(P & Z) <= live(P) + live(Z) - live(P | Z) <= live(P)`` for states P on the way to T.
-            What only S led to is forgotten, *also as seen*: it may be met again behind T. A state that
-            another one leads to stays.
         forward: search with time running forwards.
         backward: search with time running backwards; the costs of an order are the same read from its end.
         probe: now and then search right below the best known peak rather than from the bound, which finds
@@ -59,7 +50,6 @@ class SearchRules:
     projection: bool = True
     closure: bool = True
     lazy: bool = True
-    commit: bool = True
     forward: bool = True
     backward: bool = True
     probe: bool = True

@@ -1,4 +1,4 @@
-"""The states of a graph in one direction of time, and the moves between them.
+"""Has the states of a graph in one direction of time, and the moves between them.
 
 A state is a bitset of operators that are *done*: run, or, when time runs backwards, undone from the end.
 In both directions an operator adds to what is alive an amount that only falls while others are done:
@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from olla_solvers.deadline import check_time
+from olla_solvers.graph.bitsets import bits_of
 from olla_solvers.graph.flow import FlowGraph
-from olla_solvers.graph.minimum_cut import bits_of, smallest_state
 from olla_solvers.problem import Bytes, OperatorIndex
 
 Moves: TypeAlias = dict[OperatorIndex, tuple[Bytes, Bytes]]
-"""For each move that may come next what it costs beyond live(S), and what it adds to that."""
+"""For each move that may come next its cost beyond live(S), and the bytes it adds to that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class _Effect:
     """What an operator adds to what is alive.
 
     Attributes:
-        most_bytes: where nothing lowers it.
-        least_bytes: where everything does.
-        lowered_by: pairs of a bitset and bytes to subtract where it is done (forwards: all of it;
+        most_bytes: if nothing lowers it.
+        least_bytes: if everything does.
+        lowered_by: pairs of a bitset and bytes to subtract if it is done (forwards: all of it;
             backwards: any of it).
     """
 
@@ -50,7 +50,7 @@ class Space:
 
     Attributes:
         flow: the graph.
-        backward: whether time runs backwards.
+        backward: True if time runs backwards.
         everything: the last state.
     """
 
@@ -65,7 +65,7 @@ class Space:
         """Compile a graph for searching.
 
         Raises:
-            DeadlinePassedError: when the deadline passes.
+            DeadlinePassedError: if the deadline passes.
         """
         self.flow = flow
         self.backward = backward
@@ -76,14 +76,14 @@ class Space:
         for operator in range(flow.count):
             check_time(deadline)
             self._effects.append(self._effect(operator))
-        self._lazy = sum(1 << each for each in range(flow.count) if lazy and self._is_lazy(each))
+        self._lazy = sum(1 << operator for operator in range(flow.count) if lazy and self._is_lazy(operator))
         self._needs = [bits & ~self._lazy for bits in self._before]
         self._brings = [bits & self._lazy for bits in self._before]
         self._opens = self._opened()
         self._touches = self._touched()
 
     def first_moves(self, done: int) -> Moves:
-        """All moves from a state, computed from nothing."""
+        """Return all moves from a state, computed anew."""
         return {
             operator: self._step(operator, done)
             for operator in bits_of(self.everything & ~done & ~self._lazy)
@@ -105,8 +105,8 @@ class Space:
         added = self._brings[operator] & ~done | 1 << operator
         done |= added
         touched = 0
-        for each in bits_of(added):
-            touched |= self._touches[each]
+        for passed in bits_of(added):
+            touched |= self._touches[passed]
         for other in moves:
             if touched >> other & 1:
                 moves[other] = self._step(other, done)
@@ -116,29 +116,19 @@ class Space:
         return done
 
     def sequence(self, operator: OperatorIndex, done: int) -> tuple[OperatorIndex, ...]:
-        """A move's operators in the order in which time passes them."""
+        """Return a move's operators in the order in which time passes them."""
         ready = tuple(bits_of(self._brings[operator] & ~done))
         return (*(reversed(ready) if self.backward else ready), operator)
 
-    def smallest_between(
-        self, low: int, high: int, low_bytes: Bytes, high_bytes: Bytes, deadline: float
-    ) -> tuple[Bytes, int]:
-        """What is alive in the smallest state between two, and that state."""
-        if not self.backward:
-            return smallest_state(self.flow, low, high, low_bytes, deadline)
-        everything = self.everything
-        least, state = smallest_state(self.flow, everything & ~high, everything & ~low, high_bytes, deadline)
-        return least, everything & ~state
-
     def _step(self, operator: OperatorIndex, done: int) -> tuple[Bytes, Bytes]:
-        """What the move costs beyond live(S), and what it adds to that."""
+        """Return the move's cost beyond live(S), and the bytes it adds to that."""
         brought = self._brings[operator] & ~done
         before = 0
         if brought:
             # Forwards ascending, backwards descending indices are executable.
-            for each in reversed(tuple(bits_of(brought))) if self.backward else bits_of(brought):
-                before += self._added(each, done)
-                done |= 1 << each
+            for lazy in reversed(tuple(bits_of(brought))) if self.backward else bits_of(brought):
+                before += self._added(lazy, done)
+                done |= 1 << lazy
         after = before + self._added(operator, done)
         return (after if self.backward else before) + self.flow.rise_bytes[operator], after
 
@@ -162,10 +152,10 @@ class Space:
         lowered: dict[int, Bytes] = {}
         for index in flow.inputs[operator]:
             array = flow.arrays[index]
-            others = [each for each in array.consumers if each != operator]
-            if any(descendants >> each & 1 for each in others):
+            others = [reader for reader in array.consumers if reader != operator]
+            if any(descendants >> reader & 1 for reader in others):
                 continue
-            deciding = sum(1 << each for each in others if not ancestors >> each & 1)
+            deciding = sum(1 << reader for reader in others if not ancestors >> reader & 1)
             if self.backward:
                 most += array.size_bytes
             elif not deciding:
@@ -175,7 +165,7 @@ class Space:
         return _Effect(most, most - sum(lowered.values()), tuple(lowered.items()))
 
     def _is_lazy(self, operator: OperatorIndex) -> bool:
-        """The condition of the rule; one that nothing follows is never lazy."""
+        """Return True if the rule's condition holds; an operator that nothing follows is never lazy."""
         kept, rise = self._effects[operator].least_bytes, self.flow.rise_bytes
         if kept < 0 or not self._next[operator]:
             return False
@@ -185,26 +175,26 @@ class Space:
         )
 
     def _opened(self) -> list[list[OperatorIndex]]:
-        """For each move those that may become possible by it: it is a nearest ancestor, lazy ones aside."""
+        """Return for each move those that it may make possible: it is a nearest ancestor, lazy ones aside."""
         before = self.flow.successors if self.backward else self.flow.predecessors
         opens: list[list[OperatorIndex]] = [[] for _ in before]
         for operator in bits_of(self.everything & ~self._lazy):
             met, todo = set(before[operator]), list(before[operator])
-            for each in todo:
-                if not self._lazy >> each & 1:
-                    opens[each].append(operator)
+            for earlier in todo:
+                if not self._lazy >> earlier & 1:
+                    opens[earlier].append(operator)
                     continue
-                todo += [other for other in before[each] if other not in met]
-                met.update(before[each])
+                todo += [other for other in before[earlier] if other not in met]
+                met.update(before[earlier])
         return opens
 
     def _touched(self) -> list[int]:
-        """For each operator the moves whose costs may change when it is done."""
+        """Return for each operator the moves whose costs may change when it is done."""
         by_effect = [0] * self.flow.count
         for operator, effect in enumerate(self._effects):
             for bits, _ in effect.lowered_by:
-                for each in bits_of(bits):
-                    by_effect[each] |= 1 << operator
+                for deciding in bits_of(bits):
+                    by_effect[deciding] |= 1 << operator
         after = self.flow.ancestors if self.backward else self.flow.descendants
         # The moves that a lazy operator may come with are those behind it.
         bring = [

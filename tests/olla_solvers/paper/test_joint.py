@@ -9,11 +9,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from olla_solvers.errors import SolverUnavailableError
-from olla_solvers.order import ALL_TECHNIQUES, LITERAL, order
-from olla_solvers.paper.joint import MOST_ROWS, joint_plan, program_plan
+from olla_solvers.ilp.techniques import ALL_TECHNIQUES, LITERAL
+from olla_solvers.order import order
+from olla_solvers.paper.joint import MOST_ROWS, joint_plan
 from olla_solvers.paper.joint_program import joint_program, rows_needed
 from olla_solvers.place import place, spans_of
 from olla_solvers.plan import SolverStatus
+from olla_solvers.planner import make_plan
 from olla_solvers.problem import Array, Operator, Problem
 from tests.olla_solvers.brute_force import smallest_buffer
 from tests.olla_solvers.graphs import alexnet_step, mlp_step, problems, smallest_peak
@@ -64,8 +66,8 @@ def misaligned() -> Problem:
 @pytest.mark.parametrize("solver", ["cbc", "highs", "gurobi"])
 def test_order_and_addresses_together_need_less_than_one_after_the_other(solver: str) -> None:
     problem = misaligned()
-    joint = program_plan(problem, solver=solver, techniques=replace(ALL_TECHNIQUES, split=False))
-    split = program_plan(problem, solver="highs")
+    joint = joint_plan(problem, solver=solver)
+    split = make_plan(problem, solver="highs")
     assert smallest_buffer(problem) == joint.buffer_bytes == 22 < split.buffer_bytes == 25
     assert smallest_peak(problem) == split.peak_bytes == 21
     assert joint.provenance.place_proved_by == f"joint:{solver}"
@@ -93,13 +95,13 @@ def test_pruning_takes_pairs_and_timesteps_away() -> None:
 def test_too_large_a_program_is_not_stated() -> None:
     problem = alexnet_step()
     large = Problem(
-        tuple(Operator(f"{copy}{each.name}") for copy in "ab" for each in problem.operators),
+        tuple(Operator(f"{copy}{operator.name}") for copy in "ab" for operator in problem.operators),
         tuple(
             replace(
                 array,
                 name=f"{copy}{array.name}",
                 producer=None if array.producer is None else array.producer + shift,
-                consumers=tuple(each + shift for each in array.consumers),
+                consumers=tuple(reader + shift for reader in array.consumers),
             )
             for copy, shift in (("a", 0), ("b", len(problem.operators)))
             for array in problem.arrays
