@@ -1,6 +1,6 @@
 """Places every table of spans in some folders with every method, and tabulates what each reaches.
 
-Every method of :data:`olla_solvers.place.METHODS`, the integer programs with each solver that is installed;
+Every method of :data:`olla_solvers.placer.METHODS`, the integer programs with each solver that is installed;
 omnimalloc's supermalloc where that is installed (``pip install 'olla-fx[benchmarks]'``), as it comes and
 aimed at the capacity with its three orderings side by side; and google/minimalloc where a ``minimalloc``
 binary is on the PATH. All run one after another with one limit; ``taskset -c 0`` keeps them on one core.
@@ -32,11 +32,11 @@ from pathlib import Path
 
 from olla_solvers.errors import NoSolutionError, OllaError, ProblemError
 from olla_solvers.ilp import backends
-from olla_solvers.place import METHODS, place
-from olla_solvers.place.bound import max_live_bytes
 from olla_solvers.place.search import compilation_seconds, is_available
-from olla_solvers.place.spans_csv import read_spans
+from olla_solvers.placer import METHODS, place_with
 from olla_solvers.plan import Span
+from olla_solvers.spans import max_live_bytes
+from olla_solvers.spans.table import read_spans
 
 PROGRAMS = ("mip", "pyramid-mip")
 """Methods that need a solver."""
@@ -206,7 +206,7 @@ def _ours(spans: Sequence[Span], goal: int, method: str, solver: str, limit: flo
     bound = max_live_bytes(spans)
     # A capacity above the bound is what is aimed at; else as low as possible, which has a result at any rate.
     capacity = goal if goal > bound and method in ("auto", "search") else None
-    placement = place(spans, method=method, solver=solver, time_limit=limit, capacity_bytes=capacity)
+    placement = place_with(spans, method=method, solver=solver, time_limit=limit, capacity_bytes=capacity)
     return placement.height_bytes, placement.height_bytes == placement.lower_bound_bytes
 
 

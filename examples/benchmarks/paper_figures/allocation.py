@@ -14,7 +14,7 @@ import torch
 
 from olla_fx import arena
 from olla_fx.arena import AllocationEvent, EventKind
-from olla_solvers.place import place
+from olla_solvers.placer import place_with
 
 from .traces import spans_of
 
@@ -60,7 +60,7 @@ def allocation_times(events: Sequence[AllocationEvent], device: str) -> Allocati
 
 def _program(events: Sequence[AllocationEvent], device: torch.device) -> arena.Arena:
     """A buffer in which every block has its place; its memory is never touched."""
-    placement = place(spans_of(events, arena.alignment_of(device)), method="birth-first-fit")
+    placement = place_with(spans_of(events, arena.alignment_of(device)), method="birth-first-fit")
     sizes = [each.size_bytes for each in events if each.kind is EventKind.ALLOC]
     planned = [
         arena.PlannedRequest(0, ordinal, size, offset)

@@ -190,7 +190,7 @@ def _own_limit(time_limit: float | None) -> float | None:
 def _run_process(folder: str, time_limit: float | None) -> tuple[bool, str]:
     """Whether the solver's process ended by itself, and what it said if it went wrong."""
     command = [sys.executable, "-m", "olla_solvers.ilp.solver_process", "request.json", "response.json"]
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[2])
     paths = [root, *(each for each in sys.path if each)]
     process = subprocess.Popen(
         command,

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from olla_solvers.ilp.model import Column, Expression, LinearModel
-from olla_solvers.place.skyline import height_bytes
-from olla_solvers.place.spans import unit_bytes
 from olla_solvers.plan import Span
 from olla_solvers.problem import Bytes, Offset
+from olla_solvers.spans import height_bytes, unit_bytes
 
 Pair: TypeAlias = tuple[int, int]
 

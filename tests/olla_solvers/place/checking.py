@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from olla_solvers.place.bound import max_live_bytes
 from olla_solvers.plan import MemoryPlan, Provenance, SolverReport, Span
 from olla_solvers.problem import Array, Operator, Problem
+from olla_solvers.spans import max_live_bytes
 from olla_solvers.validate import validate
 
 
