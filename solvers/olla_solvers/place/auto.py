@@ -1,9 +1,8 @@
 """The default method: heuristics, then the exact search, then the integer program, until a proof.
 
 Each stage begins only while the height is above what is proven. The skylines come first, which need nothing
-compiled and reach the bound on most training steps; then a brief exact search at the bound; the high-pressure
-intervals by themselves; the search for as long as it pays; more high-pressure intervals; and the integer
-program, if it is small.
+compiled and reach the bound on most training steps; then the high-pressure intervals by themselves, the exact
+search for as long as it pays, and the integer program, if it is small.
 """
 
 from __future__ import annotations
@@ -11,18 +10,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from olla_solvers.ilp.place_spans import may_help, solve_with, solve_with_any
-from olla_solvers.place.bisection import bisect, search_briefly, when_compiled
+from olla_solvers.place.bisection import bisect, when_compiled
 from olla_solvers.place.heuristics import best_of_heuristics
-from olla_solvers.place.high_pressure import FIRST_SHARES, has_quiet_times, is_very_large, place_high_pressure
+from olla_solvers.place.high_pressure import has_quiet_times, is_very_large, place_high_pressure
 from olla_solvers.place.search import INSTALL, is_available
 from olla_solvers.place.task import Candidate, Effort, Result, Task
 from olla_solvers.plan import SolverEffect
 
-BRIEF_SHARE = 0.15
-"""Of the effort, for a brief search and its high-pressure intervals, before the search of the whole."""
-
-SEARCH_SHARE = 0.8
-"""Of the effort, for the search of the whole; the rest is for its high-pressure intervals."""
+FIRST_SHARE = 0.15
+"""Of the effort, for the high-pressure intervals, before the search of the whole."""
 
 
 def place_auto(task: Task) -> Result:
@@ -87,24 +83,10 @@ def _search(task: Task, result: Result) -> Result:
         note = f"{known.method} (no exact search: numba is missing, {INSTALL})"
         return replace(result, candidate=replace(known, method=note))
     effort = when_compiled(task.effort)
-    very_large = is_very_large(task.spans)
-    if not very_large:
-        task = replace(task, bound_bytes=result.bound_bytes)
-        if has_quiet_times(task):
-            candidate, work = _search_briefly(task, result.candidate, effort.part(BRIEF_SHARE))
-            result, effort = replace(result, candidate=candidate), effort.less(work)
-        result = bisect(task, result, effort.part(SEARCH_SHARE))
-        effort = Effort(effort.deadline, effort.part(1 - SEARCH_SHARE).work)
-    if not result.is_settled(task):
-        task = replace(task, bound_bytes=result.bound_bytes)
-        candidate, _ = place_high_pressure(task, result.candidate, effort)
-        result = replace(result, candidate=candidate)
-    return result
-
-
-def _search_briefly(task: Task, known: Candidate, effort: Effort) -> tuple[Candidate, int]:
-    """Try what settles most instances soon: few turns of the search, then the high-pressure intervals."""
-    known, work = search_briefly(task, known, effort)
-    task.log.note(known.height_bytes, task.bound_bytes, known.method)
-    known, more = place_high_pressure(task, known, effort.less(work), FIRST_SHARES)
-    return known, work + more
+    task = replace(task, bound_bytes=result.bound_bytes)
+    if is_very_large(task.spans):
+        return replace(result, candidate=place_high_pressure(task, result.candidate, effort)[0])
+    if has_quiet_times(task):
+        candidate, work = place_high_pressure(task, result.candidate, effort.part(FIRST_SHARE))
+        result, effort = replace(result, candidate=candidate), effort.less(work)
+    return bisect(task, result, effort)

@@ -20,34 +20,12 @@ FIRST_SHARE = 0.5
 LATER_SHARE = 0.34
 """Of what is left, for each search above it."""
 
-BRIEF_NODES = 6
-"""Nodes that a brief search may try, for each array: three orders' first turns."""
-
 
 def when_compiled(effort: Effort) -> Effort:
     """Return an effort that begins once the search is compiled, so that this counts towards no limit."""
     start = time.monotonic()
     compilation_seconds()
     return Effort(effort.deadline + time.monotonic() - start, effort.work)
-
-
-def search_briefly(task: Task, known: Candidate, effort: Effort) -> tuple[Candidate, int]:
-    """Search at the goal for a few turns only, which is enough for most instances.
-
-    Args:
-        task: the spans and the goal.
-        known: a placement of the spans.
-        effort: cost that the search may have.
-
-    Returns:
-        The lower placement, and the work.
-    """
-    goal = max(task.goal_bytes, task.bound_bytes)
-    limit = BRIEF_NODES * len(task.spans)
-    result = search(task.spans, goal, time_limit=effort.seconds(), node_limit=limit, work_limit=effort.work)
-    if result.offsets is None:
-        return known, result.work
-    return Candidate.of(task.spans, result.offsets, f"search:{result.order}"), result.work
 
 
 def bisect(task: Task, result: Result, effort: Effort) -> Result:

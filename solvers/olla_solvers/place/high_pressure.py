@@ -26,11 +26,8 @@ from olla_solvers.spans import height_bytes
 MOST_STEPS = 400_000_000
 """Arrays times arrays, summed over components, from which on an instance is very large."""
 
-SHARES = (0.93, 0.97, 0.85)
-"""Shares of the bound from which on an interval is of high pressure, in the sequence of trial."""
-
-FIRST_SHARES = (0.9, 0.95)
-"""The same, before a long search of all."""
+SHARE = 0.9
+"""Share of the bound from which on an interval is of high pressure."""
 
 MOST_UNDER_PRESSURE = 0.7
 """If more of all arrays live in high-pressure intervals, these are as hard as all."""
@@ -61,13 +58,11 @@ def is_very_large(spans: Sequence[Span]) -> bool:
 
 def has_quiet_times(task: Task) -> bool:
     """Return True if so many arrays live only at quiet times that the others are worth a try alone."""
-    under_pressure = sum(load >= FIRST_SHARES[0] * task.bound_bytes for load in load_bytes(task.spans))
+    under_pressure = sum(load >= SHARE * task.bound_bytes for load in load_bytes(task.spans))
     return under_pressure <= MOST_UNDER_PRESSURE * len(task.spans)
 
 
-def place_high_pressure(
-    task: Task, known: Candidate, effort: Effort, shares: Sequence[float] = SHARES
-) -> tuple[Candidate, int]:
+def place_high_pressure(task: Task, known: Candidate, effort: Effort) -> tuple[Candidate, int]:
     """Lower a placement by placing the high-pressure intervals first.
 
     Args:
@@ -75,34 +70,35 @@ def place_high_pressure(
         known: a placement of the spans.
         effort: cost that the searches may have; what has begun is finished if that takes no longer than
             :data:`FILLING_SECONDS` more.
-        shares: of the bound, from which on an interval is of high pressure, in the sequence of trial.
 
     Returns:
         A placement that is at least as low, and the work.
     """
-    total = 0
-    goal = max(task.goal_bytes, task.bound_bytes)
+    if not effort.is_worth():
+        return known, 0
     loads = load_bytes(task.spans)
-    for share in shares:
-        if known.height_bytes <= goal or not effort.is_worth():
-            break
-        # Given spans are walls wherever they live.
-        under_pressure = [
-            index
-            for index, (span, load) in enumerate(zip(task.spans, loads, strict=True))
-            if load >= share * task.bound_bytes or span.offset is not None
-        ]
-        try:
-            placed, work = _place_parts(task.spans, under_pressure, goal, effort)
-            effort, total = effort.less(work), total + work
-            for offsets in _around(placed, loads, task.bound_bytes, effort.deadline + FILLING_SECONDS):
-                known = known.or_lower(Candidate.of(task.spans, offsets, "high-pressure intervals first"))
-                task.log.note(known.height_bytes, task.bound_bytes, known.method)
-                if known.height_bytes <= goal or effort.seconds() <= 0:
-                    break
-        except OutOfTimeError:
-            break
-    return known, total
+    # Given spans are walls wherever they live.
+    under_pressure = [
+        index
+        for index, (span, load) in enumerate(zip(task.spans, loads, strict=True))
+        if load >= SHARE * task.bound_bytes or span.offset is not None
+    ]
+    placed, work = _place_parts(task.spans, under_pressure, max(task.goal_bytes, task.bound_bytes), effort)
+    level = {
+        span.name: load * LEVELS // max(1, task.bound_bytes) for span, load in zip(placed, loads, strict=True)
+    }
+    try:
+        offsets = greedy(
+            placed,
+            lambda span: (-level[span.name], span.lower - span.upper),
+            best_fit=True,
+            deadline=effort.deadline + FILLING_SECONDS,
+        )
+    except OutOfTimeError:
+        return known, work
+    known = known.or_lower(Candidate.of(task.spans, offsets, "high-pressure intervals first"))
+    task.log.note(known.height_bytes, task.bound_bytes, known.method)
+    return known, work
 
 
 def load_bytes(spans: Sequence[Span]) -> list[Bytes]:
@@ -190,20 +186,7 @@ def _large_then_small(
     placed = list(spans)
     for index, offset in zip(large, offsets, strict=True):
         placed[index] = replace(spans[index], offset=offset)
-    return greedy(placed, by_size, deadline=effort.deadline + FILLING_SECONDS), work
-
-
-def _around(
-    placed: Sequence[Span], loads: Sequence[Bytes], bound: Bytes, deadline: float
-) -> Iterator[tuple[Offset, ...]]:
-    """Place the rest around what has its offset, the fuller times first."""
-    level = {span.name: load * LEVELS // max(1, bound) for span, load in zip(placed, loads, strict=True)}
-
-    def by_area(span: Span) -> tuple[int, ...]:
-        return (-level[span.name], span.size_bytes * (span.lower - span.upper))
-
-    def by_lifetime(span: Span) -> tuple[int, ...]:
-        return (-level[span.name], span.lower - span.upper)
-
-    yield greedy(placed, by_lifetime, best_fit=True, deadline=deadline)
-    yield greedy(placed, by_area, deadline=deadline)
+    try:
+        return greedy(placed, by_size, deadline=effort.deadline + FILLING_SECONDS), work
+    except OutOfTimeError:
+        return None, work

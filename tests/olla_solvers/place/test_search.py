@@ -23,7 +23,7 @@ from olla_solvers.place.search.instance import prepare
 from olla_solvers.place.search.portfolio import Attempt, attempts, measures
 from olla_solvers.placer import place_with
 from olla_solvers.plan import Span
-from olla_solvers.spans import height_bytes, max_live_bytes, unit_bytes
+from olla_solvers.spans import height_bytes, max_live_bytes
 from olla_solvers.spans.checks import given_collision
 from tests.olla_solvers.place.checking import assert_valid, lowest_height, random_instance
 
@@ -192,12 +192,11 @@ def test_a_lasting_order_goes_on_from_where_it_was_left() -> None:
 def test_measures_count_what_is_alive_with_an_array() -> None:
     items = dense(50, seed=9)
     measured = measures(prepare(items, max_live_bytes(items), SearchRules()))
-    unit = unit_bytes(items)
     for index, span in enumerate(items):
         beside = [other for other in items if other.lower < span.upper and span.lower < other.upper]
         events = [t for other in items for t in (other.lower, other.upper) if span.lower < t < span.upper]
         assert measured["neighbours"][index] == len(beside)
-        assert measured["bytes beside"][index] == sum(other.size_bytes for other in beside) // unit
+        assert measured["bytes beside"][index] == sum(other.size_bytes for other in beside)
         assert measured["events"][index] == len(events) + 2
 
 

@@ -113,12 +113,12 @@ def _unpainted(following: Ints, section: int) -> int:
 
 @njit(cache=True)
 def _fixed_above(block: Ints, block_low: Ints, block_high: Ints, section: int, bottom: int) -> int:
-    """Return the units of a section's fixed blocks at or above an offset."""
-    units = 0
+    """Return the bytes of a section's fixed blocks at or above an offset."""
+    fixed = 0
     for index in range(block[section], block[section + 1]):
         if block_high[index] > bottom:
-            units += block_high[index] - max(bottom, block_low[index])
-    return units
+            fixed += block_high[index] - max(bottom, block_low[index])
+    return fixed
 
 
 @njit(cache=True, inline="always")

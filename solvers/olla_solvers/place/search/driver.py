@@ -184,7 +184,7 @@ def search(
 def _run(
     prepared: Prepared, rules: SearchRules, limits: Limits, random_orders: int
 ) -> tuple[SearchResult, Ints | None]:
-    """Give the orders their turns; return the result without offsets, and these in units."""
+    """Give the orders their turns; return the result without offsets, and these."""
     from olla_solvers.place.search.search_thread import SearchThread
 
     failed = np.zeros((KNOWN_FAILURES, 3), dtype=np.int64)
@@ -208,8 +208,8 @@ def _run(
 
 
 def _offsets(spans: Sequence[Span], prepared: Prepared, low: Ints) -> tuple[Offset, ...]:
-    """Return offsets in bytes, for all spans."""
+    """Return the offsets of all spans."""
     offsets = [0 if span.offset is None else span.offset for span in spans]
-    for index, units in zip(prepared.spans, low, strict=True):
-        offsets[index] = int(units) * prepared.unit_bytes
+    for index, offset in zip(prepared.spans, low, strict=True):
+        offsets[index] = int(offset)
     return tuple(offsets)

@@ -1,4 +1,4 @@
-"""Prepares spans for compiled code: units, sections, fixed blocks, twins.
+"""Prepares spans for compiled code: sections, fixed blocks, twins.
 
 Spans with a given offset become blocks: they forbid ranges of offsets to the arrays alive with them and take
 room in their sections. Spans without bytes collide with nothing and are left out.
@@ -16,16 +16,14 @@ from olla_solvers.place.search.layout import Instance, Ints
 from olla_solvers.place.search.rules import SearchRules
 from olla_solvers.plan import Span
 from olla_solvers.problem import Bytes
-from olla_solvers.spans import unit_bytes
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """An instance in units, arrays numbered from 0.
+    """An instance in bytes, arrays numbered from 0.
 
     Attributes:
         spans: for each array the index of its span.
-        unit_bytes: bytes of one unit.
         lower: for each array its first timestep.
         upper: for each array the end of its lifetime.
         twin_class: for each array a number shared by identical ones.
@@ -36,7 +34,6 @@ class Prepared:
     """
 
     spans: Ints
-    unit_bytes: Bytes
     lower: Ints
     upper: Ints
     twin_class: Ints
@@ -55,18 +52,17 @@ class Prepared:
 
 
 def prepare(spans: Sequence[Span], capacity_bytes: Bytes, rules: SearchRules) -> Prepared:
-    """Number the arrays and sections of spans and count in units.
+    """Number the arrays and sections of spans.
 
     Args:
         spans: checked spans.
         capacity_bytes: room for all.
-        rules: of which ``common_unit`` and ``maximal_sections`` matter here.
+        rules: of which ``maximal_sections`` matters here.
 
     Returns:
         The prepared instance.
     """
     sized = [index for index, span in enumerate(spans) if span.size_bytes > 0]
-    unit = unit_bytes([spans[index] for index in sized]) if rules.common_unit else 1
     lower = np.array([spans[index].lower for index in sized], dtype=np.int64)
     upper = np.array([spans[index].upper for index in sized], dtype=np.int64)
     first, last, sections = _sections(lower, upper, rules.maximal_sections)
@@ -74,19 +70,17 @@ def prepare(spans: Sequence[Span], capacity_bytes: Bytes, rules: SearchRules) ->
     blocks = []
     for position in np.flatnonzero(~free):
         span = spans[sized[position]]
-        extent = (span.offset or 0) // unit, span.size_bytes // unit
-        blocks.append((int(first[position]), int(last[position]), *extent))
+        blocks.append((int(first[position]), int(last[position]), span.offset or 0, span.size_bytes))
     numbers = np.array(sized, dtype=np.int64)[free]
     arrays = [spans[index] for index in numbers]
-    size = np.array([span.size_bytes // unit for span in arrays], dtype=np.int64)
-    alignment = np.array([_alignment(span.alignment, unit) for span in arrays], dtype=np.int64)
+    size = np.array([span.size_bytes for span in arrays], dtype=np.int64)
+    alignment = np.array([span.alignment for span in arrays], dtype=np.int64)
     first, last = first[free], last[free]
     block, block_low, block_high, collision = _blocks_of_sections(blocks, sections)
     gap, gap_low, gap_high = _gaps(blocks, first, last, size)
     tops = [span.offset + span.size_bytes for span in spans if span.offset is not None]
     return Prepared(
         spans=numbers,
-        unit_bytes=unit,
         lower=lower[free],
         upper=upper[free],
         twin_class=_classes(first, last, size, alignment),
@@ -105,14 +99,9 @@ def prepare(spans: Sequence[Span], capacity_bytes: Bytes, rules: SearchRules) ->
             block=block,
             block_low=block_low,
             block_high=block_high,
-            capacity=capacity_bytes // unit,
+            capacity=capacity_bytes,
         ),
     )
-
-
-def _alignment(alignment: Bytes, unit: Bytes) -> int:
-    """Return an alignment in units; 1 if the unit implies it."""
-    return 1 if unit % alignment == 0 else alignment // unit
 
 
 def _sections(lower: Ints, upper: Ints, maximal: bool) -> tuple[Ints, Ints, int]:
@@ -143,9 +132,9 @@ def _blocks_of_sections(
 ) -> tuple[Ints, Ints, Ints, bool]:
     """Return the fixed blocks by section, and True if two of them collide."""
     ranges: list[list[tuple[int, int]]] = [[] for _ in range(sections)]
-    for first, last, low, units in blocks:
+    for first, last, low, size_bytes in blocks:
         for section in range(first, last):
-            ranges[section].append((low, low + units))
+            ranges[section].append((low, low + size_bytes))
     collision = False
     for blocks_of_section in ranges:
         blocks_of_section.sort()
@@ -158,9 +147,9 @@ def _gaps(
 ) -> tuple[Ints, Ints, Ints]:
     """Return for each array the offsets at which it would hit a fixed block, as ascending ranges."""
     ranges: list[list[tuple[int, int]]] = [[] for _ in range(len(first))]
-    for block_first, block_last, low, units in blocks:
+    for block_first, block_last, low, size_bytes in blocks:
         for array in np.flatnonzero((first < block_last) & (last > block_first)):
-            ranges[array].append((low - int(size[array]) + 1, low + units))
+            ranges[array].append((low - int(size[array]) + 1, low + size_bytes))
     for ranges_of_array in ranges:
         ranges_of_array.sort()
     return _flat(ranges)

@@ -37,7 +37,7 @@ NODE_COLUMNS = 16
 
 
 class Instance(NamedTuple):
-    """The arrays to place, in units; arrays are indices.
+    """The arrays to place, in bytes; arrays are indices.
 
     Attributes:
         first: for each array its first section.
@@ -49,9 +49,9 @@ class Instance(NamedTuple):
         gap_low: starts of forbidden ranges of offsets, ascending for each array.
         gap_high: their ends, exclusive.
         block: for each section where its fixed blocks begin in ``block_low``; one longer.
-        block_low: first unit of each fixed block.
+        block_low: first byte of each fixed block.
         block_high: their ends, exclusive.
-        capacity: units available.
+        capacity: bytes available.
     """
 
     first: Ints
@@ -79,7 +79,7 @@ class State(NamedTuple):
         lists: the nodes' lists of arrays, a stack.
         trail: what to restore: (array, its low, its rank), or (-1 - array, 0, 0) for a placed one.
         register: counters and stack tops.
-        total: for each section the unplaced units; and so on: scratch of one expansion.
+        total: for each section the unplaced bytes; and so on: scratch of one expansion.
         crossing: for each boundary the arrays that cross it.
         floor: for each section the lowest offset of its unplaced arrays.
         following: for each section the next unpainted one.

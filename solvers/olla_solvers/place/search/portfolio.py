@@ -33,10 +33,6 @@ LASTING_ORDERS = (
     ("events, area", 4),
     ("bytes beside, area", 2),
     ("area", 1),
-    ("size, sections", 1),
-    ("load, area", 1),
-    ("sections, area", 1),
-    ("neighbours, area", 1),
 )
 """The measures that arrays are sorted by, descending, and a factor on the budget from the second round on,
 the largest for those that solve most alone."""
@@ -114,7 +110,7 @@ def measures(prepared: Prepared) -> dict[str, Ints]:
 
 
 def _load(prepared: Prepared) -> Ints:
-    """Return for each array the live units, summed over its sections."""
+    """Return for each array the live bytes, summed over its sections."""
     first, last, size = prepared.instance.first, prepared.instance.last, prepared.instance.size
     change = np.zeros(prepared.sections + 1, dtype=np.int64)
     np.add.at(change, first, size)

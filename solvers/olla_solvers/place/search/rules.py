@@ -36,11 +36,6 @@ class SearchRules:
     """Which rules the search uses. The answer is the same with any of them off, only later.
 
     Attributes:
-        common_unit: divide sizes, fixed offsets and alignments by their greatest common divisor, and floor
-            the capacity to it. *Proof:* a low is 0, the end of a fixed block or the top of an array,
-            aligned, so every offset of a smallest solution is a multiple of the divisor. An alignment that
-            divides the divisor of the others always holds and is dropped, see
-            :func:`~olla_solvers.spans.unit_bytes`.
         maximal_sections: keep one section, that is a set of arrays alive together, for each run of births
             followed by a death, instead of one for each timestep with an event. *Proof:* the live set
             at any other time is a subset of a kept one, so two arrays meet in a kept section when they meet
@@ -79,7 +74,6 @@ class SearchRules:
             a million components, two are taken for one with a chance below 10⁻²⁶.
     """
 
-    common_unit: bool = True
     maximal_sections: bool = True
     dominance: bool = True
     section_floors: bool = True

@@ -63,7 +63,7 @@ class SearchThread:
 
     @property
     def low(self) -> Ints:
-        """For each array its offset in units, once found."""
+        """For each array its offset, once found."""
         return self._state.low
 
     def proceed(self, attempt: Attempt, limits: Limits, others: tuple[int, int]) -> int:
