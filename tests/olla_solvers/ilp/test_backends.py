@@ -83,7 +83,7 @@ def test_an_infeasible_model_is_told_apart(solver: str) -> None:
 def test_what_cbc_calls_infeasible_at_its_limit_is_not_believed(
     out_of_time: bool, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the limit falls into the first relaxation, which happens by chance, CBC's log says this."""
+    """CBC's log says this if the limit falls into the first relaxation, which happens by chance."""
     monkeypatch.chdir(tmp_path)
     Path("solver.log").write_text("Presolve ...\nResult - Linear relaxation infeasible\n", encoding="utf-8")
     problem = pulp.LpProblem("any", pulp.LpMinimize)

@@ -1,4 +1,4 @@
-"""What placement tests share: the independent validator, exhaustive enumeration, random instances."""
+"""Helpers of placement tests: the independent validator, exhaustive enumeration, random instances."""
 
 from __future__ import annotations
 

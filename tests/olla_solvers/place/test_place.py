@@ -177,8 +177,8 @@ def test_spans_of_an_order_cover_arrays_and_workspaces() -> None:
         (Operator("A", 8), Operator("B")),
         (Array("x", 4, 0, (1,), alignment=4), Array("workspace of A", 2, 1)),
     )
-    found = {span.name: (span.lower, span.upper, span.size_bytes) for span in spans_of(problem, (0, 1))}
-    assert found == {"x": (0, 2, 4), "workspace of A": (1, 2, 2), "workspace of A'": (0, 1, 8)}
+    extents = {span.name: (span.lower, span.upper, span.size_bytes) for span in spans_of(problem, (0, 1))}
+    assert extents == {"x": (0, 2, 4), "workspace of A": (1, 2, 2), "workspace of A'": (0, 1, 8)}
 
 
 def test_alexnet_is_free_of_fragmentation() -> None:

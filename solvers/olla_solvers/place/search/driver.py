@@ -49,7 +49,7 @@ _LONG_COMPILATION = 4.0
 
 
 class SearchStatus(enum.StrEnum):
-    """How a search ended."""
+    """The end of a search."""
 
     FOUND = "found"
     INFEASIBLE = "infeasible"
