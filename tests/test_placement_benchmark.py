@@ -50,7 +50,7 @@ with open(flags["output"], "w") as output:
 
 
 def rows(folder: Path, table: str, capacity: int, manner: str = "") -> list[dict[str, Any]]:
-    """Return the rows that the benchmark writes for a table with the stand-in on the path."""
+    """Return the benchmark's rows of a table with the stand-in on the path."""
     program = folder / "bin" / "minimalloc"
     program.parent.mkdir()
     program.write_text(STAND_IN.format(python=sys.executable), encoding="utf-8")
@@ -66,9 +66,9 @@ def rows(folder: Path, table: str, capacity: int, manner: str = "") -> list[dict
         patch.setenv("STAND_IN", manner)
         patch.setattr(sys, "argv", arguments)
         benchmark().main()
-    rows: list[dict[str, Any]] = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
-    assert {row["method"] for row in rows} == {"minimalloc", "skyline"}
-    return [row for row in rows if row["method"] == "minimalloc"]
+    measured: list[dict[str, Any]] = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
+    assert {row["method"] for row in measured} == {"minimalloc", "skyline"}
+    return [row for row in measured if row["method"] == "minimalloc"]
 
 
 @cache

@@ -1,8 +1,8 @@
 """Places every table of spans in some folders with every method, and tabulates what each reaches.
 
-Every method of :data:`olla_solvers.place.METHODS`, the integer programs with each solver that is installed;
+Every method of :data:`olla_solvers.placer.METHODS`, the integer programs with each solver that is installed;
 omnimalloc's supermalloc where that is installed (``pip install 'olla-fx[benchmarks]'``), as it comes and
-aimed at the capacity with its three orderings side by side; and google/minimalloc where a ``minimalloc``
+told the capacity with its three orderings side by side; and google/minimalloc where a ``minimalloc``
 binary is on the PATH. All run one after another with one limit; ``taskset -c 0`` keeps them on one core.
 
     python examples/benchmarks/placement.py DIR --capacity minimalloc=1048576 --json placement.json
@@ -32,11 +32,11 @@ from pathlib import Path
 
 from olla_solvers.errors import NoSolutionError, OllaError, ProblemError
 from olla_solvers.ilp import backends
-from olla_solvers.place import METHODS, place
-from olla_solvers.place.bound import max_live_bytes
 from olla_solvers.place.search import compilation_seconds, is_available
-from olla_solvers.place.spans_csv import read_spans
+from olla_solvers.placer import METHODS, place_with
 from olla_solvers.plan import Span
+from olla_solvers.spans import max_live_bytes
+from olla_solvers.spans.table import read_spans
 
 PROGRAMS = ("mip", "pyramid-mip")
 """Methods that need a solver."""
@@ -47,13 +47,13 @@ Outcome = tuple[int | None, bool]
 
 @dataclass
 class Row:
-    """What one method reached on one table.
+    """The result of one method on one table.
 
     Attributes:
         table: its name.
         spans: how many it has.
         method: name.
-        height: bytes, or None where nothing was found.
+        height: bytes, or None if nothing was found.
         bound: most bytes alive at once.
         goal: the height aimed at: the capacity, or the bound.
         seconds: wall-clock time.
@@ -75,7 +75,7 @@ class Row:
 
     @property
     def is_solved(self) -> bool:
-        """Whether the goal is reached."""
+        """Return True if the goal is reached."""
         return self.height is not None and self.height <= self.goal
 
 
@@ -97,9 +97,9 @@ def tables(options: argparse.Namespace) -> Iterator[tuple[str, tuple[Span, ...],
 
 
 def _capacity(name: str, given: Sequence[str]) -> int | None:
-    """The capacity given for names that begin in some way."""
-    for each in given:
-        prefix, _, number = each.rpartition("=")
+    """Return the capacity given for names that begin in some way."""
+    for text in given:
+        prefix, _, number = text.rpartition("=")
         if name.startswith(prefix):
             return int(number)
     return None
@@ -117,15 +117,15 @@ def _times(spans: Sequence[Span]) -> list[int]:
 
 def _stretched(spans: Sequence[Span], draw: random.Random) -> tuple[tuple[Span, ...], int]:
     later, now = {}, 0
-    for each in _times(spans):
+    for time_before in _times(spans):
         now += draw.randint(1, 1000)
-        later[each] = now
+        later[time_before] = now
     mixed, _ = _shuffled(spans, draw)
     return tuple(replace(s, lower=later[s.lower], upper=later[s.upper]) for s in mixed), 1
 
 
 def _reversed(spans: Sequence[Span], draw: random.Random) -> tuple[tuple[Span, ...], int]:
-    rank = {each: -index for index, each in enumerate(_times(spans))}
+    rank = {moment: -index for index, moment in enumerate(_times(spans))}
     mixed, _ = _shuffled(spans, draw)
     return tuple(replace(s, lower=rank[s.upper], upper=rank[s.lower]) for s in mixed), 1
 
@@ -179,26 +179,26 @@ GENERATORS = {"uniform": _uniform, "heavy": _heavy, "step": _step}
 
 
 def methods(options: argparse.Namespace) -> dict[str, Callable[[Sequence[Span], int], Outcome]]:
-    """What to run: from a name to a function of spans and goal."""
+    """Return the methods to run: from a name to a function of spans and goal."""
     limit = options.time_limit
-    found: dict[str, Callable[[Sequence[Span], int], Outcome]] = {}
+    known: dict[str, Callable[[Sequence[Span], int], Outcome]] = {}
     for name in METHODS:
         solvers = backends.available_solvers() if name in PROGRAMS else ("none",)
         for solver in solvers:
             label = name if solver == "none" else f"{name} {solver}"
-            found[label] = lambda spans, goal, name=name, solver=solver: _ours(
+            known[label] = lambda spans, goal, name=name, solver=solver: _ours(
                 spans, goal, name, solver, limit
             )
     with contextlib.suppress(ImportError):
         import omnimalloc  # noqa: F401
 
-        found["omnimalloc"] = lambda spans, goal: _omnimalloc(spans, limit)
-        found["omnimalloc-aimed"] = lambda spans, goal: _omnimalloc_aimed(spans, goal, limit)
+        known["omnimalloc"] = lambda spans, goal: _omnimalloc(spans, limit)
+        known["omnimalloc-aimed"] = lambda spans, goal: _omnimalloc_aimed(spans, goal, limit)
     if shutil.which("minimalloc"):
-        found["minimalloc"] = lambda spans, goal: _minimalloc(spans, goal, limit)
+        known["minimalloc"] = lambda spans, goal: _minimalloc(spans, goal, limit)
     chosen = options.methods
     return {
-        label: run for label, run in found.items() if not chosen or {label, label.split()[0]} & set(chosen)
+        label: run for label, run in known.items() if not chosen or {label, label.split()[0]} & set(chosen)
     }
 
 
@@ -206,7 +206,7 @@ def _ours(spans: Sequence[Span], goal: int, method: str, solver: str, limit: flo
     bound = max_live_bytes(spans)
     # A capacity above the bound is what is aimed at; else as low as possible, which has a result at any rate.
     capacity = goal if goal > bound and method in ("auto", "search") else None
-    placement = place(spans, method=method, solver=solver, time_limit=limit, capacity_bytes=capacity)
+    placement = place_with(spans, method=method, solver=solver, time_limit=limit, capacity_bytes=capacity)
     return placement.height_bytes, placement.height_bytes == placement.lower_bound_bytes
 
 
@@ -226,17 +226,17 @@ def _omnimalloc(spans: Sequence[Span], limit: float) -> Outcome:
 
     allocator = omnimalloc.allocators.SupermallocAllocator(timeout=limit, num_threads=1)
     placed = omnimalloc.allocate(_allocations(spans), allocator=allocator)
-    height = max(each.offset + each.size for each in placed)
+    height = max(allocation.offset + allocation.size for allocation in placed)
     return height, height == max_live_bytes(spans)
 
 
 def _omnimalloc_aimed(spans: Sequence[Span], goal: int, limit: float) -> Outcome:
-    """Its search, which is private, told the height; one thread for each of its orderings."""
+    """Run its search, which is private, told the height; one thread for each of its orderings."""
     from omnimalloc._cpp import Partition, try_solve_many
     from omnimalloc.allocators.supermalloc import DEFAULT_HEURISTICS
 
     whole = Partition.from_allocations(_allocations(spans))
-    orders = [whole.reorder("".join(each)).with_bound(goal + 1) for each in DEFAULT_HEURISTICS]
+    orders = [whole.reorder("".join(keys)).with_bound(goal + 1) for keys in DEFAULT_HEURISTICS]
     solution = try_solve_many(
         orders, goal + 1, None, canonical=True, dominance=True, floor_inference=True, monotonic_floor=True,
         decompose=True, timeout=limit, num_threads=len(orders),
@@ -252,7 +252,7 @@ def _minimalloc(spans: Sequence[Span], goal: int, limit: float) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         table, answer = Path(folder, "in.csv"), Path(folder, "out.csv")
         lines = [
-            f"{each.name},{each.lower},{each.upper},{each.size_bytes},{each.alignment}" for each in numbered
+            f"{span.name},{span.lower},{span.upper},{span.size_bytes},{span.alignment}" for span in numbered
         ]
         table.write_text("\n".join(["id,lower,upper,size,alignment", *lines]) + "\n", encoding="utf-8")
         command = ["minimalloc", f"--capacity={goal}", f"--input={table}", f"--output={answer}"]

@@ -53,7 +53,7 @@ def measure(name: str, batch: int, recorded: bool) -> dict[str, Any]:
         )
     return {
         "operators": len(plan.order),
-        "workspace_bytes": max((each.workspace_bytes for each in plan.problem.operators), default=0),
+        "workspace_bytes": max((operator.workspace_bytes for operator in plan.problem.operators), default=0),
         "peak_bytes": plan.peak_bytes,
         "lower_bound_bytes": plan.lower_bound_bytes,
         "buffer_bytes": plan.buffer_bytes,
@@ -68,7 +68,7 @@ def measure(name: str, batch: int, recorded: bool) -> dict[str, Any]:
 
 
 def processor_seconds(problem: Problem) -> dict[str, float]:
-    """What ordering and placing take when nothing else is counted."""
+    """Return the processor time of ordering and placing alone."""
     begin = time.process_time()
     schedule = order(problem)
     ordered = time.process_time()
@@ -86,7 +86,7 @@ def measure_apart(name: str, batch: int, recorded: bool) -> dict[str, Any]:
 
 
 def meets(row: dict[str, Any]) -> bool:
-    """Whether a step has no fragmentation and was planned in time."""
+    """Return True if a step has no fragmentation and was planned in time."""
     if "error" in row:
         return False
     exact = row["buffer_bytes"] == row["peak_bytes"]
@@ -98,11 +98,11 @@ def line(row: dict[str, Any]) -> tuple[str, ...]:
     name = f"{row['model']} {row['batch']}"
     if "error" in row:
         return name, *("-" for _ in range(10)), row["error"][:70]
-    sizes = (row[f"{each}_bytes"] / MIB for each in ("workspace", "peak", "lower_bound", "buffer"))
+    sizes = (row[f"{column}_bytes"] / MIB for column in ("workspace", "peak", "lower_bound", "buffer"))
     return (
         name,
         f"{row['operators']:,}",
-        *(f"{each:,.2f}" for each in sizes),
+        *(f"{size:,.2f}" for size in sizes),
         f"{100 * row['fragmentation']:.4f}",
         *(
             f"{row[f'{stage}_{kind}']:.2f}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from olla_solvers.place import place
+from olla_solvers.placer import place_with
 from olla_solvers.plan import Span
 
 RESAMPLES = 5000
@@ -18,7 +18,7 @@ CROSSED = (Span("a", 2, 4, 1), Span("b", 3, 5, 3), Span("c", 1, 3, 1))
 
 def load_search() -> None:
     """Compile the placement search, or load it: what is timed later then is searching alone."""
-    place(CROSSED, method="search")
+    place_with(CROSSED, method="search")
 
 
 def paired(

@@ -11,11 +11,11 @@ import dataclasses
 from typing import Any
 
 from olla_fx.report import format_bytes
-from olla_solvers.place import METHODS, place
-from olla_solvers.place.bound import max_live_bytes
 from olla_solvers.place.search import compilation_so_far
-from olla_solvers.place.spans_csv import placement_text, read_spans, write_placement
+from olla_solvers.placer import METHODS, place_with
 from olla_solvers.plan import Placement, Span
+from olla_solvers.spans import max_live_bytes
+from olla_solvers.spans.table import placement_text, read_spans, write_placement
 
 Rows = list[tuple[str, str]]
 
@@ -43,7 +43,7 @@ def run(parsed: argparse.Namespace) -> tuple[Rows, dict[str, Any], str | None]:
         Rows for people, the JSON document, and the table where that goes to standard output.
     """
     spans = read_spans(parsed.spans, capacity_bytes=parsed.capacity)
-    placement = place(
+    placement = place_with(
         spans,
         solver=parsed.solver,
         method=parsed.method,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from olla_solvers.place import spans_of
+from olla_solvers.spans import spans_of
 from olla_solvers.plan import MemoryPlan, Span
 from olla_solvers.problem import Offset, Problem
 

@@ -13,10 +13,11 @@ from olla_solvers.analysis import peak_bytes
 from olla_solvers.ilp import backends
 from olla_solvers.order import order
 from olla_solvers.order.alternatives import orders_of_peak
-from olla_solvers.place import place, spans_of
-from olla_solvers.place.spans import scratching
+from olla_solvers.place import place
+from olla_solvers.place.skyline import longest_lifetime, skyline
 from olla_solvers.plan import MemoryPlan, Provenance, Schedule
 from olla_solvers.problem import Bytes, OperatorIndex, Problem
+from olla_solvers.spans import height_bytes, scratching, spans_of
 from olla_solvers.validate import validate
 
 
@@ -114,4 +115,5 @@ def _easier_to_place(problem: Problem, schedule: Schedule) -> Schedule:
 
 def _fits(problem: Problem, sequence: tuple[OperatorIndex, ...], peak_bytes: Bytes) -> bool:
     """Return True if the skyline places an order's arrays within the peak."""
-    return place(spans_of(problem, sequence), method="skyline").height_bytes <= peak_bytes
+    spans = spans_of(problem, sequence)
+    return height_bytes(spans, skyline(spans, longest_lifetime)) <= peak_bytes

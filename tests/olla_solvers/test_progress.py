@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from olla_solvers.order import order
-from olla_solvers.place import place
+from olla_solvers.placer import place_with
 from olla_solvers.plan import Span
 from olla_solvers.plan_json import plan_from_json, plan_to_json
 from olla_solvers.planner import make_plan
@@ -58,7 +58,7 @@ def test_ordering_goes_from_the_captured_order_to_the_best(solver: str) -> None:
 
 @pytest.mark.parametrize("method", ["auto", "skyline", "search", "caching-allocator"])
 def test_placing_ends_at_the_height_that_it_returns(method: str) -> None:
-    placement = place(WORSE_THAN_NEEDED, method=method)
+    placement = place_with(WORSE_THAN_NEEDED, method=method)
     assert placement.progress[-1].value_bytes == placement.height_bytes
     assert placement.progress[-1].bound_bytes == placement.lower_bound_bytes == 4
     assert_monotone(placement.progress)

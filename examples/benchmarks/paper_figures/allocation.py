@@ -15,7 +15,7 @@ import torch
 from olla_fx import arena
 from olla_fx.alignment import alignment_of
 from olla_fx.arena import AllocationEvent, EventKind
-from olla_solvers.place import place
+from olla_solvers.placer import place_with
 
 from .traces import spans_of
 
@@ -61,7 +61,7 @@ def allocation_times(events: Sequence[AllocationEvent], device: str) -> Allocati
 
 def _planned_arena(events: Sequence[AllocationEvent], device: torch.device) -> arena.Arena:
     """Make an arena in which every block has its place; its memory is never touched."""
-    placement = place(spans_of(events, alignment_of(device)), method="birth-first-fit")
+    placement = place_with(spans_of(events, alignment_of(device)), method="birth-first-fit")
     sizes = [event.size_bytes for event in events if event.kind is EventKind.ALLOC]
     planned = [
         arena.PlannedRequest(0, ordinal, size, offset)

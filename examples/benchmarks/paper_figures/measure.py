@@ -18,7 +18,7 @@ from olla_fx.arena import Binding
 from olla_fx.eager.baseline import BaselineSource
 from olla_fx.models import ModelCase, build_model, optimizer_by_name
 from olla_fx.plan import Plan
-from olla_solvers.place import place
+from olla_solvers.placer import place_with
 from olla_solvers.progress import Improvement
 
 from . import traces
@@ -182,9 +182,9 @@ def _measure_loop(job: Job) -> dict[str, Any]:
     figures = {
         "eager": eager.to_json(),
         "requests": len(spans),
-        "skyline_bytes": place(spans, method="skyline").height_bytes,
-        "skyline_seconds": place(spans, method="skyline").seconds,
-        "placed_bytes": place(spans, solver=job.solver, time_limit=job.time_limit).height_bytes,
+        "skyline_bytes": place_with(spans, method="skyline").height_bytes,
+        "skyline_seconds": place_with(spans, method="skyline").seconds,
+        "placed_bytes": place_with(spans, solver=job.solver, time_limit=job.time_limit).height_bytes,
     }
     step = _optimize(job, case, optimizer)
     if job.timed and eager.source != BaselineSource.DISPATCHED:
@@ -232,7 +232,7 @@ def _measure_pool(job: Job) -> dict[str, Any]:
     events, eager = _eager(job, case, optimizer, run=False)
     spans = traces.spans_of(events)
     heights = {
-        method: place(spans, method=method).height_bytes
+        method: place_with(spans, method=method).height_bytes
         for method in ("size-first-fit", "size-best-fit", "skyline", "auto")
     }
     static = sum(tensor.nbytes for tensor in [*case.model.parameters(), *case.model.buffers()])

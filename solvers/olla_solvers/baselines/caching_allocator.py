@@ -1,9 +1,9 @@
-"""A model of PyTorch's CUDA caching allocator: what it reserves for a stream of requests and frees.
+"""Models PyTorch's CUDA caching allocator: the bytes it reserves for a stream of requests and frees.
 
 The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` with its default settings and one stream: sizes
 are rounded up to 512 B; requests of up to 1 MiB share segments of 2 MiB, larger ones segments of 20 MiB, and
 from 10 MiB on each asks for a segment of its own, rounded up to 2 MiB; the smallest sufficient free block
-serves, at the lowest address among equals, and is split where enough remains; a freed block merges with its
+serves, at the lowest address among equals, and is split if enough remains; a freed block merges with its
 free neighbours. Segments are never returned.
 
 Fragmentation is OLLA §5.4's: ``(MR - RS) / MR``, with MR the bytes reserved and RS the bytes in use, at the
@@ -29,7 +29,7 @@ OWN_SEGMENT_ROUNDING_BYTES = 2 * MIB
 
 
 def round_up(size_bytes: int, multiple: int) -> int:
-    """The smallest multiple that is not below the size."""
+    """Return the smallest multiple that is not below the size."""
     return -(-size_bytes // multiple) * multiple
 
 
@@ -135,13 +135,13 @@ class CachingAllocatorModel:
             return 0
         rounded = round_up(size_bytes, ROUNDING_BYTES)
         pool = self._small if rounded <= SMALL_REQUEST_BYTES else self._large
-        found = pool.take_best_fit(rounded)
-        block = found or self._reserve(pool, rounded)
+        free = pool.take_best_fit(rounded)
+        block = free or self._reserve(pool, rounded)
         self._split(block, rounded)
         self._live[identity] = block
         self.allocated_bytes += block.size_bytes
         self.allocated_peak_bytes = max(self.allocated_peak_bytes, self.allocated_bytes)
-        if found is None:
+        if free is None:
             self.allocated_at_reserved_peak_bytes = self.allocated_bytes
         return block.address
 
@@ -196,7 +196,7 @@ def _merge(block: _Block, neighbour: _Block) -> None:
 
 
 def replay(spans: Sequence[Span]) -> tuple[Offset, ...]:
-    """Where the allocator would put spans that are requested and freed in the sequence of time.
+    """Return the offsets that the allocator would give spans, requested and freed in the sequence of time.
 
     It knows no given offsets and no alignment above 512 B. Spans with a given offset stay there, and its
     segments begin above them; a span with a larger alignment asks for so much more that an aligned offset
@@ -208,12 +208,12 @@ def replay(spans: Sequence[Span]) -> tuple[Offset, ...]:
     Returns:
         An offset for each span.
     """
-    tops = (each.offset + each.size_bytes for each in spans if each.offset is not None)
-    coarsest = max((each.alignment for each in spans), default=1)
+    tops = (span.offset + span.size_bytes for span in spans if span.offset is not None)
+    coarsest = max((span.alignment for span in spans), default=1)
     base = round_up(round_up(max(tops, default=0), ROUNDING_BYTES), coarsest)
     model = CachingAllocatorModel()
-    offsets = [each.offset or 0 for each in spans]
-    free = [index for index, each in enumerate(spans) if each.offset is None]
+    offsets = [span.offset or 0 for span in spans]
+    free = [index for index, span in enumerate(spans) if span.offset is None]
     births = [(spans[index].lower, 1, index) for index in free]
     deaths = [(spans[index].upper, 0, index) for index in free]
     for _, is_birth, index in sorted(births + deaths):

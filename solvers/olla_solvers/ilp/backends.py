@@ -1,7 +1,7 @@
-"""PuLP in front of CBC, Gurobi and HiGHS: which can be used, and running one against a deadline.
+"""Runs CBC, Gurobi and HiGHS through PuLP against a deadline, and tells which of them can be used.
 
-Whether a solver is installed and whether its licence takes a model are separate facts: the first is
-looked up, the second only the solver can tell. Every run happens in a process of its own
+A solver may be installed and its licence not take a model: the first is looked up, the second only the
+solver can tell. Every run happens in a process of its own
 (:mod:`olla_solvers.ilp.solver_process`) that is ended, with all it started, when its time is over.
 """
 
@@ -38,7 +38,7 @@ _RELATIVE_TOLERANCE = 1e-6
 
 
 class Outcome(enum.StrEnum):
-    """How a solver's run ended, whether or not it left a solution."""
+    """The end of a solver's run, with or without a solution."""
 
     OPTIMAL = "optimal"
     STOPPED = "stopped"
@@ -50,7 +50,7 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What a solver's run left.
+    """The result of a solver's run.
 
     Attributes:
         outcome: how it ended.
@@ -70,7 +70,7 @@ class Solution:
 
 
 def is_installed(solver: str) -> bool:
-    """Whether a solver's Python module is there; says nothing about its licence."""
+    """Return True if a solver's Python module is installed; this says nothing about its licence."""
     if importlib.util.find_spec("pulp") is None:
         return False
     if solver == "cbc":
@@ -79,12 +79,12 @@ def is_installed(solver: str) -> bool:
 
 
 def available_solvers() -> tuple[str, ...]:
-    """The solvers that are installed, the fastest first."""
+    """Return the solvers that are installed, the fastest first."""
     return tuple(solver for solver in SOLVERS if is_installed(solver))
 
 
 def may_take(solver: str, columns: int, rows: int) -> bool:
-    """Whether a solver's licence is known to take a model of this size.
+    """Return False if a solver's licence is known not to take a model of this size.
 
     Args:
         solver: one of :data:`SOLVERS`.
@@ -92,7 +92,7 @@ def may_take(solver: str, columns: int, rows: int) -> bool:
         rows: the model's constraints.
 
     Returns:
-        False only for Gurobi beyond its wheel's licence where no other licence is in sight.
+        False only for Gurobi beyond its wheel's licence, if no other licence is in sight.
     """
     if solver != "gurobi" or max(columns, rows) <= FREE_GUROBI_SIZE:
         return True
@@ -124,8 +124,8 @@ def check_options(solver: str, time_limit: float | None) -> None:
         time_limit: seconds, or None.
 
     Raises:
-        SolverUnavailableError: when the solver is unknown or not installed.
-        OptionError: when the limit is no number of seconds.
+        SolverUnavailableError: if the solver is unknown or not installed.
+        OptionError: if the limit is not a number of seconds.
     """
     if solver not in ("auto", "none"):
         require(solver)
@@ -144,10 +144,10 @@ def solve(model: LinearModel, solver: str, *, time_limit: float | None = None) -
         time_limit: seconds of wall-clock time; the process is ended a moment after.
 
     Returns:
-        The solver's result; ``STOPPED`` without values where its process had to be ended.
+        The solver's result; ``STOPPED`` without values if its process had to be ended.
 
     Raises:
-        SolverUnavailableError: when it is not installed, or its licence does not take the model.
+        SolverUnavailableError: if it is not installed, or its licence does not take the model.
     """
     require(solver)
     start = time.monotonic()
@@ -183,15 +183,15 @@ def solve(model: LinearModel, solver: str, *, time_limit: float | None = None) -
 
 
 def _own_limit(time_limit: float | None) -> float | None:
-    """The limit a solver is told: early enough to hand over its best solution before it is ended."""
+    """Return the limit that a solver is told, which leaves it time to hand over its best solution."""
     return None if time_limit is None else max(time_limit / 2, time_limit - 2)
 
 
 def _run_process(folder: str, time_limit: float | None) -> tuple[bool, str]:
-    """Whether the solver's process ended by itself, and what it said if it went wrong."""
+    """Return True if the solver's process ended by itself, and its error output."""
     command = [sys.executable, "-m", "olla_solvers.ilp.solver_process", "request.json", "response.json"]
-    root = str(Path(__file__).resolve().parent.parent)
-    paths = [root, *(each for each in sys.path if each)]
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, sys.path)]
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -224,7 +224,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @cache
 def _has_cbc() -> bool:
-    """Whether PuLP can run CBC: 3.x carries it, 4.x has it in an extra."""
+    """Return True if PuLP can run CBC: 3.x carries it, 4.x has it in an extra."""
     from olla_solvers.ilp.solver_process import available_adapter
 
     return available_adapter("cbc") is not None
@@ -254,9 +254,9 @@ def _too_large(model: LinearModel) -> str:
 
 
 def proven_units(solution: Solution, value: int) -> int | None:
-    """The whole number that a solver proved its objective cannot go below.
+    """Return the whole number that a solver proved its objective cannot go below.
 
-    Solvers compute in floating point. Where one ended with ``OPTIMAL`` and its objective agrees with the
+    Solvers compute in floating point. If one ended with ``OPTIMAL`` and its objective agrees with the
     exact value of its solution, that value is the bound. Otherwise the bound is rounded up only after a
     millionth is taken off. A bound above the value of a solution contradicts it and is not believed.
 
@@ -265,7 +265,7 @@ def proven_units(solution: Solution, value: int) -> int | None:
         value: the solution's objective, recomputed in integers.
 
     Returns:
-        The bound, at most ``value``; None when nothing is proven.
+        The bound, at most ``value``; None if nothing is proven.
     """
     if solution.outcome is Outcome.OPTIMAL and solution.objective is not None:
         if abs(solution.objective - value) <= _RELATIVE_TOLERANCE * max(1000, value):
@@ -278,11 +278,11 @@ def proven_units(solution: Solution, value: int) -> int | None:
 
 
 def report_status(outcome: Outcome, *, proven: bool) -> SolverStatus:
-    """A run's status for a report, where a start was known: there always is an incumbent.
+    """Return a run's status for a report; a start was known, so there always is an incumbent.
 
     Args:
         outcome: how the run ended.
-        proven: whether the incumbent equals the proven bound.
+        proven: True if the incumbent equals the proven bound.
 
     Returns:
         The status.

@@ -1,4 +1,4 @@
-"""An integer linear program as plain numbers, which any solver's process can be given.
+"""States an integer linear program in plain numbers, which any solver's process can be given.
 
 Kept apart from the solvers so that stating a program loads none of them.
 """
@@ -30,7 +30,7 @@ class LinearModel:
     Attributes:
         lower: for each column its lower bound.
         upper: for each column its upper bound.
-        integer: for each column whether it must be whole.
+        integer: for each column True if it must be whole.
         start: for each column its value in a known solution, or None.
         rows: the constraints.
         objective: the column to minimise.
@@ -49,7 +49,7 @@ class LinearModel:
         Args:
             lower: its least value.
             upper: its largest value.
-            integer: whether it must be whole. Its bounds then become whole, too: HiGHS has proven wrong
+            integer: True if it must be whole. Its bounds then become whole, too: HiGHS has proven wrong
                 optima under fractional ones.
 
         Returns:

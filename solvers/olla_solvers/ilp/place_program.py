@@ -1,10 +1,10 @@
-"""The mixed integer program of placement: OLLA equation 15, that is equations 6-8.
+"""States the mixed integer program of placement: OLLA equation 15, that is equations 6-8.
 
 The same program as (1)-(6) of "Profile-guided memory optimization for deep neural networks", §3.1. Each span
 has an address A[i]. Two spans alive together must lie one below the other; equation 6's two binaries are
 1 - z and z of one column here, since exactly one of them is 1 for such a pair. Pairs whose lifetimes do not
 overlap have no rows: with the order given, lifetimes are exact, which covers those that precedence keeps
-apart (OLLA §4.2). Nor have pairs that are both given, and where a given one leaves no room below, z is
+apart (OLLA §4.2). Nor have pairs that are both given, and if a given span leaves no room below, z is
 settled.
 
 M in equations 7a and 7b is the height of a known placement, which no useful solution exceeds.
@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from olla_solvers.ilp.model import Column, Expression, LinearModel
-from olla_solvers.place.skyline import height_bytes
-from olla_solvers.place.spans import unit_bytes
 from olla_solvers.plan import Span
 from olla_solvers.problem import Bytes, Offset
+from olla_solvers.spans import height_bytes, unit_bytes
 
 Pair: TypeAlias = tuple[int, int]
 
@@ -43,14 +42,14 @@ class PlaceProgram:
     addresses: tuple[Address, ...]
 
     def decode(self, spans: Sequence[Span], values: Sequence[float]) -> tuple[Offset, ...]:
-        """Exact offsets: spans by the solver's addresses, each as low as those before it allow.
+        """Return exact offsets: spans by the solver's addresses, each as low as those before it allow.
 
         The solver's own addresses are floating point; which span lies below which is what it decided.
         """
         neighbours: list[list[int]] = [[] for _ in spans]
-        for one, other in overlapping_pairs(spans):
-            neighbours[one].append(other)
-            neighbours[other].append(one)
+        for first, second in overlapping_pairs(spans):
+            neighbours[first].append(second)
+            neighbours[second].append(first)
         offsets: dict[int, Offset] = {}
         for index in sorted(
             range(len(spans)), key=lambda i: values[self.addresses[i][0]] * self.addresses[i][1]
@@ -63,16 +62,16 @@ class PlaceProgram:
 
 
 def is_free_of_collisions(spans: Sequence[Span], offsets: Sequence[Offset]) -> bool:
-    """Whether no two spans alive together share a byte."""
+    """Return True if no two spans alive together share a byte."""
     return all(
-        offsets[one] + spans[one].size_bytes <= offsets[other]
-        or offsets[other] + spans[other].size_bytes <= offsets[one]
-        for one, other in overlapping_pairs(spans)
+        offsets[first] + spans[first].size_bytes <= offsets[second]
+        or offsets[second] + spans[second].size_bytes <= offsets[first]
+        for first, second in overlapping_pairs(spans)
     )
 
 
 def overlapping_pairs(spans: Sequence[Span]) -> list[Pair]:
-    """Pairs of spans with bytes that are alive together, each once; possible collisions."""
+    """Return the pairs of spans with bytes that are alive together, each once: possible collisions."""
     by_birth = sorted(
         (i for i, span in enumerate(spans) if span.size_bytes > 0), key=lambda i: spans[i].lower
     )
@@ -110,7 +109,7 @@ def place_program(spans: Sequence[Span], known: Sequence[Offset], bound: Bytes) 
 
 
 def _address(model: LinearModel, span: Span, known: Offset, height: Bytes, unit: Bytes) -> Address:
-    """A span's address; in whole alignments where the unit does not imply its alignment."""
+    """Add a span's address; in whole alignments if the unit does not imply its alignment."""
     step = unit if unit % span.alignment == 0 else span.alignment
     low = 0 if span.offset is None else span.offset
     high = max(0, height - span.size_bytes) if span.offset is None else span.offset
@@ -136,23 +135,23 @@ def _one_below_the_other(
     unit: Bytes,
 ) -> None:
     """Equations 6, 7a and 7b for two spans alive together."""
-    one, other = pair
-    if spans[one].offset is not None and spans[other].offset is not None:
+    first, second = pair
+    if spans[first].offset is not None and spans[second].offset is not None:
         return
-    side = _only_side(spans[one], spans[other])
+    side = _only_side(spans[first], spans[second])
     column = model.column(side, side, integer=True) if side is not None else model.binary()
-    model.start[column] = float(known[other] < known[one])
-    for low, high, sign in ((one, other, 1), (other, one, -1)):
+    model.start[column] = float(known[second] < known[first])
+    for low, high, sign in ((first, second, 1), (second, first, -1)):
         free = most if sign > 0 else -most
         row = Expression([addresses[low], (column, -free)], spans[low].size_bytes / unit)
         row.add(addresses[high][0], -addresses[high][1])
         model.require(row, "<=", 0 if sign > 0 else most)
 
 
-def _only_side(one: Span, other: Span) -> int | None:
-    """The value of a pair's z that a given offset forces (0: the first lies below), None for a choice."""
-    if one.offset is not None and one.offset < other.size_bytes:
+def _only_side(first: Span, second: Span) -> int | None:
+    """Return the value of a pair's z that a given offset forces (0: the first lies below), or None."""
+    if first.offset is not None and first.offset < second.size_bytes:
         return 0
-    if other.offset is not None and other.offset < one.size_bytes:
+    if second.offset is not None and second.offset < first.size_bytes:
         return 1
     return None

@@ -1,4 +1,4 @@
-"""The process in which a solver runs: reads a model, solves it with PuLP, writes what it found.
+"""Runs a solver in a process of its own: reads a model, solves it with PuLP, writes the solution.
 
 A process of its own can be ended at its deadline, which CBC, HiGHS and Gurobi overrun, and keeps the
 solvers' libraries and their output out of the caller. It is started by :mod:`olla_solvers.ilp.backends` as
@@ -24,7 +24,7 @@ _TOO_LARGE = "too large for size-limited license"
 
 
 def available_adapter(solver: str) -> str | None:
-    """The PuLP adapter that can run a solver here, if there is one."""
+    """Return the PuLP adapter that can run a solver here, or None."""
     import pulp
 
     known = set(pulp.listSolvers())
@@ -92,11 +92,11 @@ def _to_pulp(model: dict[str, Any]) -> tuple[Any, list[Any]]:
 
 
 def _options(solver: str, time_limit: float | None) -> dict[str, Any]:
-    """Zero gap, tight integrality, a warm start and no output, in each solver's own words."""
+    """Return options for zero gap, tight integrality, a warm start and no output, in each solver's words."""
     if solver == "cbc":
         tolerance = f"integerTolerance {_INTEGER_TOLERANCE}"
         options = {"warmStart": True, "keepFiles": True, "logPath": _LOG, "options": [tolerance]}
-        # PuLP's default, elapsed time, makes CBC 2.10 end in a segmentation fault, its log unwritten, where
+        # PuLP's default, elapsed time, makes CBC 2.10 end in a segmentation fault, its log unwritten, if
         # the limit falls into the root node. Its one thread's processor time is never ahead of the clock,
         # and the caller ends what is late.
         return {"msg": False, "timeLimit": time_limit, "timeMode": "cpu", "gapRel": 0, **options}
@@ -124,24 +124,24 @@ def _response(solver: str, problem: Any, values: list[float | None], *, out_of_t
 
     # The status alone says Optimal for CBC at its limit; only the solution's status tells them apart.
     proven = problem.sol_status == pulp.LpSolutionOptimal
-    found = problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
+    has_values = problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
     bound, native, stopped = {"cbc": _cbc_end, "highs": _highs_end, "gurobi": _gurobi_end}[solver](problem)
     if solver == "cbc" and out_of_time and problem.status == pulp.LpStatusInfeasible:
         # CBC calls a relaxation infeasible that its limit kept it from solving.
         stopped = True
     if stopped and solver == "gurobi":
-        proven, found = False, problem.solverModel.SolCount > 0
+        proven, has_values = False, problem.solverModel.SolCount > 0
     if problem.status == pulp.LpStatusInfeasible and not stopped:
         status = "infeasible"
     elif proven and not stopped:
         status = "optimal"
     else:
-        status = "stopped" if found or stopped else "failed"
-    found = found and status != "infeasible" and all(value is not None for value in values)
-    objective = float(pulp.value(problem.objective)) if found else None
+        status = "stopped" if has_values or stopped else "failed"
+    has_values = has_values and status != "infeasible" and all(value is not None for value in values)
+    objective = float(pulp.value(problem.objective)) if has_values else None
     return {
         "status": status,
-        "values": values if found else None,
+        "values": values if has_values else None,
         "objective": objective,
         "bound": objective if status == "optimal" and bound is None else bound,
         "detail": native,
@@ -149,7 +149,7 @@ def _response(solver: str, problem: Any, values: list[float | None], *, out_of_t
 
 
 def _cbc_end(problem: Any) -> tuple[float | None, str, bool]:
-    """Bound, own words, and whether it hit its limit, from CBC's log.
+    """Return the bound, CBC's own words, and True if it hit its limit, from its log.
 
     A limit that falls into the root node interrupts the relaxation. What CBC then logs as the bound is the
     objective of a dual that is not feasible, often beyond any solution.

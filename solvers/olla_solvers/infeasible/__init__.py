@@ -1,1 +1,1 @@
-"""Why spans cannot fit within a capacity: the smallest set of them that already cannot."""
+"""Finds why spans cannot fit within a capacity: an irreducible infeasible subset."""

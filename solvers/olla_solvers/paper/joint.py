@@ -17,10 +17,10 @@ from olla_solvers.ilp import backends
 from olla_solvers.ilp.techniques import ALL_TECHNIQUES, Techniques
 from olla_solvers.order.greedy import best_order
 from olla_solvers.paper.joint_program import height_bytes, joint_program, rows_needed
-from olla_solvers.place import place, spans_of
-from olla_solvers.place.spans import scratching
+from olla_solvers.place import place
 from olla_solvers.plan import MemoryPlan, Provenance, SolverEffect, SolverReport, SolverStatus, Span
 from olla_solvers.problem import Bytes, Offset, OperatorIndex, Problem
+from olla_solvers.spans import scratching, spans_of
 from olla_solvers.validate import validate
 
 DEFAULT_SECONDS = 30.0

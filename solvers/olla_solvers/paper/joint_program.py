@@ -19,9 +19,9 @@ from olla_solvers.ilp.model import Column, Expression, LinearModel
 from olla_solvers.ilp.order_columns import Lifetimes, TimedColumns, TimedModel, state_lifetimes, windows
 from olla_solvers.ilp.order_program import resident_sets
 from olla_solvers.ilp.techniques import ALL_TECHNIQUES, Techniques
-from olla_solvers.place.spans import scratching, spans_of, unit_bytes
 from olla_solvers.plan import Span
 from olla_solvers.problem import Bytes, Offset, OperatorIndex, Problem
+from olla_solvers.spans import scratching, spans_of, unit_bytes
 
 Address: TypeAlias = tuple[Column, float]
 """A column, and the units that one of it stands for."""
@@ -36,7 +36,7 @@ class JointProgram:
         unit_bytes: bytes of one unit.
         lifetimes: the columns that say when operators run and arrays are preserved.
         operators: for each operator of the program the problem's.
-        addresses: for each span of :func:`~olla_solvers.place.spans_of` its address.
+        addresses: for each span of :func:`~olla_solvers.spans.spans_of` its address.
     """
 
     model: LinearModel
@@ -99,7 +99,7 @@ def joint_program(
     Args:
         problem: the graph.
         order: of a known plan, the start.
-        offsets: of the known plan, for each span of :func:`~olla_solvers.place.spans_of`.
+        offsets: of the known plan, for each span of :func:`~olla_solvers.spans.spans_of`.
         techniques: how to state it.
         deadline: ``time.monotonic()`` at which to give up.
 

@@ -1,8 +1,8 @@
-"""Preplacement in the shape of a pyramid: OLLA §4.5, Function 5.
+"""Preplaces spans in the shape of a pyramid: OLLA §4.5, Function 5.
 
 A training step's activations nest: the earlier one is made, the later it is freed. The array with the longest
-lifetime goes to the bottom, on it the longest one within that lifetime, and so on to the top. What is not in
-the pyramid is left to another method (in OLLA, to the integer program).
+lifetime goes to the bottom, on it the longest one within that lifetime, and so on to the top. Spans outside
+the pyramid are left to another method (in OLLA, to the integer program).
 """
 
 from __future__ import annotations

@@ -1,43 +1,36 @@
-"""The crowded times first, exactly; then what lives at other times, around them.
+"""Places the high-pressure intervals first, exactly; then the other spans around them.
 
 A search visits every array of a component at every node, which is too much for a hundred thousand, and takes
-a thousand for as hard as the hardest three hundred of them. But room is scarce only where the live bytes come
-near the bound. Arrays that never live at such a time are left out;
-what remains falls apart at the timesteps where few live, and each part is searched by itself, aimed at the
-goal. Where a part is too large or its search does not finish, its large arrays are searched and the small
-ones fill the holes. Then the others go greedily around these, those of the fuller times first.
+a thousand for as hard as the hardest three hundred of them. But room is scarce only in the high-pressure
+intervals, at which the live bytes come near the bound. Arrays that never live there are left out; the others
+fall apart at the timesteps where few live, and each part is searched by itself at the goal. If a part is too
+large or its search does not finish, its large arrays are searched and the small ones fill the holes. Then the
+other spans go greedily around these, those of the fuller times first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
 
 import numpy as np
 
-from olla_solvers.place.bisection import Effort, Task
-from olla_solvers.place.candidate import Found, lower_of
 from olla_solvers.place.greedy import OutOfTimeError, by_size, greedy
 from olla_solvers.place.heuristics import best_of_heuristics
 from olla_solvers.place.search import search
-from olla_solvers.place.skyline import height_bytes
+from olla_solvers.place.task import Candidate, Effort, Task
 from olla_solvers.plan import Span
 from olla_solvers.problem import Bytes, Offset
-
-Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+from olla_solvers.spans import height_bytes
 
 MOST_STEPS = 400_000_000
 """Arrays times arrays, summed over components, from which on an instance is very large."""
 
-CROWDED = (0.93, 0.97, 0.85)
-"""Shares of the bound from which on a time is crowded, in the sequence of trial."""
+SHARE = 0.9
+"""Share of the bound from which on an interval is of high pressure."""
 
-FIRST_CROWDED = (0.9, 0.95)
-"""The same, before a long search of all."""
-
-MOST_CROWDED = 0.7
-"""Where more of all arrays live at crowded times, these are as hard as all."""
+MOST_UNDER_PRESSURE = 0.7
+"""If more of all arrays live in high-pressure intervals, these are as hard as all."""
 
 RANDOM_ORDERS = 8
 """In a round of the search of a part: fresh starts serve small parts better than long runs."""
@@ -57,64 +50,59 @@ NODES_FOR_EACH = 60
 FILLING_SECONDS = 15.0
 """Time after the deadline in which what has begun may be finished."""
 
-FIRST_PASSES = 4
-"""Heuristic passes on a part before it is searched."""
-
 
 def is_very_large(spans: Sequence[Span]) -> bool:
-    """Whether one search over all of them would take minutes even without a wrong turn."""
+    """Return True if one search over all spans would take minutes even without a wrong turn."""
     return sum(len(part) ** 2 for part in components(spans, range(len(spans)))) > MOST_STEPS
 
 
 def has_quiet_times(task: Task) -> bool:
-    """Whether so many arrays live only when there is room to spare that the others are worth a try alone."""
-    crowded = sum(load >= FIRST_CROWDED[0] * task.bound_bytes for load in load_bytes(task.spans))
-    return crowded <= MOST_CROWDED * len(task.spans)
+    """Return True if so many arrays live only at quiet times that the others are worth a try alone."""
+    under_pressure = sum(load >= SHARE * task.bound_bytes for load in load_bytes(task.spans))
+    return under_pressure <= MOST_UNDER_PRESSURE * len(task.spans)
 
 
-def improve_by_crowds(
-    task: Task, known: Found, effort: Effort, shares: Sequence[float] = CROWDED
-) -> tuple[Found, int]:
-    """Lower a placement by placing the crowded times first.
+def place_high_pressure(task: Task, known: Candidate, effort: Effort) -> tuple[Candidate, int]:
+    """Lower a placement by placing the high-pressure intervals first.
 
     Args:
-        task: what to place.
-        known: where it can lie.
-        effort: what it may cost; what has begun is finished if that takes no longer than
+        task: the spans and the goal.
+        known: a placement of the spans.
+        effort: cost that the searches may have; what has begun is finished if that takes no longer than
             :data:`FILLING_SECONDS` more.
-        shares: of the bound, from which on a time is crowded, in the sequence of trial.
 
     Returns:
         A placement that is at least as low, and the work.
     """
-    total = 0
-    goal = max(task.goal_bytes, task.bound_bytes)
+    if not effort.is_worth():
+        return known, 0
     loads = load_bytes(task.spans)
-    for share in shares:
-        if known.height_bytes <= goal or not effort.is_worth():
-            break
-        # Given spans are walls wherever they live.
-        crowded = [
-            index
-            for index, (span, load) in enumerate(zip(task.spans, loads, strict=True))
-            if load >= share * task.bound_bytes or span.offset is not None
-        ]
-        try:
-            placed, work = _place_parts(task.spans, crowded, goal, effort)
-            effort, total = effort.less(work), total + work
-            for offsets in _around(placed, loads, task.bound_bytes, effort.deadline + FILLING_SECONDS):
-                better = lower_of(known, Found.of(task.spans, offsets, "crowded times first"))
-                known = better or known
-                task.log.note(known.height_bytes, task.bound_bytes, known.method)
-                if known.height_bytes <= goal or effort.seconds() <= 0:
-                    break
-        except OutOfTimeError:
-            break
-    return known, total
+    # Given spans are walls wherever they live.
+    under_pressure = [
+        index
+        for index, (span, load) in enumerate(zip(task.spans, loads, strict=True))
+        if load >= SHARE * task.bound_bytes or span.offset is not None
+    ]
+    placed, work = _place_parts(task.spans, under_pressure, max(task.goal_bytes, task.bound_bytes), effort)
+    level = {
+        span.name: load * LEVELS // max(1, task.bound_bytes) for span, load in zip(placed, loads, strict=True)
+    }
+    try:
+        offsets = greedy(
+            placed,
+            lambda span: (-level[span.name], span.lower - span.upper),
+            best_fit=True,
+            deadline=effort.deadline + FILLING_SECONDS,
+        )
+    except OutOfTimeError:
+        return known, work
+    known = known.or_lower(Candidate.of(task.spans, offsets, "high-pressure intervals first"))
+    task.log.note(known.height_bytes, task.bound_bytes, known.method)
+    return known, work
 
 
 def load_bytes(spans: Sequence[Span]) -> list[Bytes]:
-    """For each span the most bytes alive at a timestep of its lifetime."""
+    """Return for each span the most bytes alive at a timestep of its lifetime."""
     lower = np.array([span.lower for span in spans], dtype=np.int64)
     upper = np.array([span.upper for span in spans], dtype=np.int64)
     size = np.array([span.size_bytes for span in spans], dtype=np.int64)
@@ -128,15 +116,15 @@ def load_bytes(spans: Sequence[Span]) -> list[Bytes]:
     width = 1
     while len(table):
         # The table holds maxima over ``width`` times; two of them cover any length from width to twice that.
-        here = (length >= width) & (length < 2 * width)
-        most[here] = np.maximum(table[first[here]], table[last[here] - width])
+        fit = (length >= width) & (length < 2 * width)
+        most[fit] = np.maximum(table[first[fit]], table[last[fit] - width])
         table = np.maximum(table[:-width], table[width:])
         width *= 2
-    return [int(each) for each in most]
+    return [int(load) for load in most]
 
 
 def components(spans: Sequence[Span], indices: Sequence[int]) -> Iterator[list[int]]:
-    """Groups of spans that no timestep without any of them separates."""
+    """Yield groups of spans that no timestep without any of them separates."""
     part: list[int] = []
     end = 0
     for index in sorted(indices, key=lambda i: spans[i].lower):
@@ -152,11 +140,10 @@ def components(spans: Sequence[Span], indices: Sequence[int]) -> Iterator[list[i
 def _place_parts(
     spans: Sequence[Span], indices: Sequence[int], goal: Bytes, effort: Effort
 ) -> tuple[list[Span], int]:
-    """Give some spans their offsets, part by part; all spans, and the work."""
+    """Give some spans their offsets, part by part; return all spans, and the work."""
     placed, work = list(spans), 0
     for part in components(spans, indices):
-        some = [spans[index] for index in part]
-        offsets, spent = _place_part(some, goal, effort.less(work))
+        offsets, spent = _place_part([spans[index] for index in part], goal, effort.less(work))
         work += spent
         for index, offset in zip(part, offsets, strict=True):
             placed[index] = replace(spans[index], offset=offset)
@@ -164,8 +151,8 @@ def _place_parts(
 
 
 def _place_part(spans: Sequence[Span], goal: Bytes, effort: Effort) -> tuple[Sequence[Offset], int]:
-    """Place a part within the goal if it can be done, and the work."""
-    known = best_of_heuristics(spans, goal, last=FIRST_PASSES)
+    """Place a part within the goal if it can be done; return its offsets, and the work."""
+    known = best_of_heuristics(spans, goal)
     if known.height_bytes <= goal or not effort.is_worth():
         return known.offsets, 0
     work = 0
@@ -182,9 +169,9 @@ def _place_part(spans: Sequence[Span], goal: Bytes, effort: Effort) -> tuple[Seq
 
 
 def _search(spans: Sequence[Span], goal: Bytes, effort: Effort) -> tuple[Sequence[Offset] | None, int]:
+    """Search a part at the goal; return its offsets, if there are any, and the work."""
     limit = NODES_FOR_EACH * len(spans)
-    seconds = max(0.0, effort.seconds())
-    result = search(spans, goal, time_limit=seconds, node_limit=limit, random_orders=RANDOM_ORDERS)
+    result = search(spans, goal, time_limit=effort.seconds(), node_limit=limit, random_orders=RANDOM_ORDERS)
     return result.offsets, result.work
 
 
@@ -199,20 +186,7 @@ def _large_then_small(
     placed = list(spans)
     for index, offset in zip(large, offsets, strict=True):
         placed[index] = replace(spans[index], offset=offset)
-    return greedy(placed, by_size, deadline=effort.deadline + FILLING_SECONDS), work
-
-
-def _around(
-    placed: Sequence[Span], loads: Sequence[Bytes], bound: Bytes, deadline: float
-) -> Iterator[tuple[Offset, ...]]:
-    """Place the rest around what has its offset, the fuller times first."""
-    level = {span.name: load * LEVELS // max(1, bound) for span, load in zip(placed, loads, strict=True)}
-
-    def by_area(span: Span) -> tuple[int, ...]:
-        return (-level[span.name], span.size_bytes * (span.lower - span.upper))
-
-    def by_lifetime(span: Span) -> tuple[int, ...]:
-        return (-level[span.name], span.lower - span.upper)
-
-    yield greedy(placed, by_lifetime, best_fit=True, deadline=deadline)
-    yield greedy(placed, by_area, deadline=deadline)
+    try:
+        return greedy(placed, by_size, deadline=effort.deadline + FILLING_SECONDS), work
+    except OutOfTimeError:
+        return None, work

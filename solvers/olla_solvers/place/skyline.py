@@ -2,8 +2,9 @@
 
 From "Profile-guided memory optimization for deep neural networks", §3.2, after Burke et al. 2004: take the
 lowest offset line (leftmost of equals), put on it the span with the longest lifetime of those that fit
-between its ends; where none fits, lift the line to its lowest neighbour and merge. Ties among equal
-lifetimes are open in the paper, and time may run in either direction: :data:`RULES` names the variants.
+between its ends; if none fits, lift the line to its lowest neighbour and merge. Ties among equal
+lifetimes are open in the paper, other rules than the longest lifetime may serve, and time may run in either
+direction.
 
 Unplaced spans are kept sorted by birth, so a line looks only at those born on it.
 """
@@ -11,36 +12,40 @@ Unplaced spans are kept sorted by birth, so a line looks only at those born on i
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from olla_solvers.plan import Span
-from olla_solvers.problem import Bytes, Offset, Timestep
+from olla_solvers.problem import Offset, Timestep
 
 Rule = Callable[[Span], tuple[int, ...]]
+"""A sort key: of the spans that fit a line, the one with the smallest key goes there."""
 
-RULES: Mapping[str, Rule] = MappingProxyType(
-    {
-        "longest lifetime": lambda span: (span.lower - span.upper,),
-        "longest lifetime, largest": lambda span: (span.lower - span.upper, -span.size_bytes),
-        "longest lifetime, smallest": lambda span: (span.lower - span.upper, span.size_bytes),
-        "largest area": lambda span: ((span.lower - span.upper) * span.size_bytes,),
-        "largest size, longest lifetime": lambda span: (-span.size_bytes, span.lower - span.upper),
-        "earliest birth, longest lifetime": lambda span: (span.lower, span.lower - span.upper),
-    }
-)
+
+def longest_lifetime(span: Span) -> tuple[int, ...]:
+    """Return the key of the paper's rule; of equals the first in the list."""
+    return (span.lower - span.upper,)
+
+
+def largest_area(span: Span) -> tuple[int, ...]:
+    """Return the key that sorts the largest product of lifetime and bytes first."""
+    return ((span.lower - span.upper) * span.size_bytes,)
+
+
+def earliest_birth(span: Span) -> tuple[int, ...]:
+    """Return the key that sorts the earliest birth first; of equals the longest lifetime."""
+    return (span.lower, span.lower - span.upper)
 
 
 def skyline(spans: Sequence[Span], rule: Rule) -> tuple[Offset, ...]:
     """Place spans on the lowest line that takes them.
 
-    Where a given span is in the way, the span goes above it, and the line becomes as high.
+    If a given span is in the way, the span goes above it, and the line becomes as high.
 
     Args:
         spans: rectangles, each with at least one timestep; those with an offset stay there.
-        rule: sort key; of the spans that fit a line the one with the smallest key goes there.
+        rule: sort key of the spans that fit a line.
 
     Returns:
         An offset for each span, aligned. Spans without bytes are at 0.
@@ -71,7 +76,7 @@ def skyline(spans: Sequence[Span], rule: Rule) -> tuple[Offset, ...]:
 
 
 def reversed_time(spans: Sequence[Span]) -> list[Span]:
-    """The same spans with time running backwards: a placement of these is one of those."""
+    """Return the spans with time running backwards; a placement of these is one of those."""
     return [Span(s.name, -s.upper, -s.lower, s.size_bytes, s.alignment, s.offset) for s in spans]
 
 
@@ -87,7 +92,7 @@ class _Waiting:
         self._never = int(self._upper.max()) + 1
 
     def take(self, start: Timestep, end: Timestep) -> int | None:
-        """Remove and return the best span within ``[start, end)``, if there is one."""
+        """Remove and return the best span within ``[start, end)``, or None if there is none."""
         first, past = np.searchsorted(self._lower, (start, end))
         if first == past:
             return None
@@ -111,7 +116,7 @@ class _Lines:
         self._heap = [(0, start, 0)]
 
     def lowest(self) -> int:
-        """The lowest line, the leftmost of equals."""
+        """Return the lowest line, the leftmost of equals."""
         while self._gone[self._heap[0][2]]:
             heapq.heappop(self._heap)
         return self._heap[0][2]
@@ -130,8 +135,7 @@ class _Lines:
     def lift(self, line: int) -> None:
         """Raise a line to its lowest neighbour and merge with every neighbour of that height."""
         left, right = self._left[line], self._right[line]
-        heights = [self.offset[each] for each in (left, right) if each >= 0]
-        height = min(heights)
+        height = min(self.offset[neighbour] for neighbour in (left, right) if neighbour >= 0)
         start, end = self.start[line], self.end[line]
         self._gone[line] = True
         if left >= 0 and self.offset[left] == height:
@@ -143,7 +147,7 @@ class _Lines:
         self._join(self._append(start, end, height, left), right)
 
     def _append(self, start: Timestep, end: Timestep, offset: Offset, left: int) -> int:
-        """A new line to the right of ``left``."""
+        """Add a line to the right of ``left`` and return it."""
         line = len(self.start)
         self.start.append(start)
         self.end.append(end)
@@ -163,7 +167,7 @@ class _Lines:
 
 
 class Walls:
-    """Given spans, asked for the lowest offset at which another one collides with none of them."""
+    """The given spans, which the others must not collide with."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         """Keep the spans that have an offset and bytes, by offset."""
@@ -175,7 +179,7 @@ class Walls:
         self._upper = np.array([span.upper for _, _, span in given], dtype=np.int64)
 
     def lowest_clear(self, span: Span, offset: Offset) -> Offset:
-        """The lowest aligned offset from ``offset`` on at which a span collides with no given one."""
+        """Return the lowest aligned offset from ``offset`` on at which a span collides with no given one."""
         offset = -(-offset // span.alignment) * span.alignment
         if not len(self._low):
             return offset
@@ -186,8 +190,3 @@ class Walls:
             if offset < high:
                 offset = -(-high // span.alignment) * span.alignment
         return offset
-
-
-def height_bytes(spans: Sequence[Span], offsets: Sequence[Offset]) -> Bytes:
-    """End of the topmost span."""
-    return max((offset + span.size_bytes for span, offset in zip(spans, offsets, strict=True)), default=0)

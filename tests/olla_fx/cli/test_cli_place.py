@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from olla_fx.cli.main import main
-from olla_solvers.place.spans_csv import read_spans
+from olla_solvers.spans.table import read_spans
 
 HEADER = "id,lower,upper,size\n"
 SMALL = HEADER + "a,0,3,4\nb,2,5,4\nc,4,7,4\n"

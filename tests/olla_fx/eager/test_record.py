@@ -13,7 +13,7 @@ from olla_fx import RecordingError
 from olla_fx.arena import AllocationEvent, EventKind
 from olla_fx.eager.iterations import find_period, spans_of_iteration
 from olla_fx.run.executor import MOST_RECORDINGS
-from olla_solvers.place.bound import max_live_bytes
+from olla_solvers.spans import max_live_bytes
 from tests.olla_fx.comparisons import assert_same_models
 from tests.olla_fx.harness import stats
 from tests.olla_fx.helpers import SmallNet, images

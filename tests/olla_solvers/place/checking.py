@@ -1,13 +1,13 @@
-"""What placement tests share: the independent validator, exhaustive enumeration, random instances."""
+"""Helpers of placement tests: the independent validator, exhaustive enumeration, random instances."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 
-from olla_solvers.place.bound import max_live_bytes
 from olla_solvers.plan import MemoryPlan, Provenance, SolverReport, Span
 from olla_solvers.problem import Array, Operator, Problem
+from olla_solvers.spans import max_live_bytes
 from olla_solvers.validate import validate
 
 

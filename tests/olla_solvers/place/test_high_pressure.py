@@ -1,28 +1,30 @@
-"""Very large instances: the crowded times first, the rest around them."""
+"""Very large instances: the high-pressure intervals first, the rest around them."""
 
 from __future__ import annotations
 
 import itertools
 import random
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
+from olla_solvers.baselines.smartpool import birth_first_fit, size_best_fit, size_first_fit
 from olla_solvers.place import high_pressure
-from olla_solvers.place.bisection import Effort, Task, search_briefly
-from olla_solvers.place.bound import max_live_bytes
-from olla_solvers.place.candidate import Found
-from olla_solvers.place.greedy import OutOfTimeError, by_birth, by_size, given_collision, greedy
+from olla_solvers.place.greedy import OutOfTimeError, by_size, greedy
 from olla_solvers.place.high_pressure import (
     components,
     has_quiet_times,
-    improve_by_crowds,
     is_very_large,
     load_bytes,
+    place_high_pressure,
 )
-from olla_solvers.place.skyline import RULES, skyline
+from olla_solvers.place.skyline import longest_lifetime, skyline
+from olla_solvers.place.task import Candidate, Effort, Task
 from olla_solvers.plan import Span
+from olla_solvers.spans import max_live_bytes
+from olla_solvers.spans.checks import given_collision
 from tests.olla_solvers.place.checking import assert_valid
 
 
@@ -43,10 +45,10 @@ def test_what_takes_long_after_the_deadline_is_given_up(monkeypatch: pytest.Monk
     items = stream(400, 3)
     with pytest.raises(OutOfTimeError, match="400 spans"):
         greedy(items, by_size, deadline=time.monotonic() - 1)
-    known = Found.of(items, greedy(items, by_birth), "birth")
+    known = Candidate.of(items, birth_first_fit(items), "birth")
     bound = max_live_bytes(items)
-    effort = Effort(time.monotonic() + 30, None)
-    assert improve_by_crowds(Task(items, bound, bound, False, "none", effort), known, effort)[0] is known
+    effort = Effort.of(30)
+    assert place_high_pressure(Task(items, bound, bound, effort), known, effort)[0] is known
 
 
 def test_collisions_of_given_offsets_are_found_as_by_pairs() -> None:
@@ -60,35 +62,34 @@ def test_collisions_of_given_offsets_are_found_as_by_pairs() -> None:
         )
         pairs = {
             (i, j)
-            for (i, one), (j, two) in itertools.permutations(enumerate(items), 2)
-            if min(one.size_bytes, two.size_bytes) > 0
-            and one.lower < two.upper
-            and two.lower < one.upper
-            and (one.offset or 0) < (two.offset or 0) + two.size_bytes
-            and (two.offset or 0) < (one.offset or 0) + one.size_bytes
+            for (i, first), (j, second) in itertools.permutations(enumerate(items), 2)
+            if min(first.size_bytes, second.size_bytes) > 0
+            and first.lower < second.upper
+            and second.lower < first.upper
+            and (first.offset or 0) < (second.offset or 0) + second.size_bytes
+            and (second.offset or 0) < (first.offset or 0) + first.size_bytes
         }
-        found = given_collision(items)
-        assert found in pairs if pairs else found is None
+        collision = given_collision(items)
+        assert collision in pairs if pairs else collision is None
         seen.add(bool(pairs))
     assert seen == {True, False}
 
 
-@pytest.mark.parametrize("best_fit", [False, True])
-@pytest.mark.parametrize("rule", [by_size, by_birth])
-def test_greedy_is_valid_on_many_spans(rule: object, best_fit: bool) -> None:
+@pytest.mark.parametrize("place_all", [size_first_fit, size_best_fit, birth_first_fit])
+def test_greedy_is_valid_on_many_spans(place_all: Callable[[Sequence[Span]], tuple[int, ...]]) -> None:
     items = stream(400, 3)
-    assert_valid(items, greedy(items, by_size if rule is by_size else by_birth, best_fit=best_fit))
+    assert_valid(items, place_all(items))
 
 
-def test_crowded_times_first_lowers_a_skyline_and_stays_valid() -> None:
+def test_high_pressure_intervals_first_lower_a_skyline_and_stay_valid() -> None:
     pytest.importorskip("numba")
     lowered = 0
     for seed in range(4):
         items = stream(700, seed)
         bound = max_live_bytes(items)
-        known = Found.of(items, skyline(items, RULES["longest lifetime"]), "skyline")
-        task = Task(items, bound, bound, False, "none", Effort(time.monotonic() + 60, None))
-        better, _ = improve_by_crowds(task, known, task.effort)
+        known = Candidate.of(items, skyline(items, longest_lifetime), "skyline")
+        task = Task(items, bound, bound, Effort.of(60))
+        better, _ = place_high_pressure(task, known, task.effort)
         assert_valid(items, better.offsets)
         assert bound <= better.height_bytes <= known.height_bytes
         lowered += better.height_bytes < known.height_bytes
@@ -97,39 +98,31 @@ def test_crowded_times_first_lowers_a_skyline_and_stays_valid() -> None:
 
 def test_large_parts_are_searched_for_their_large_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
-    from olla_solvers.place import high_pressure
-
     monkeypatch.setattr(high_pressure, "MOST_SEARCHED", 10)
     monkeypatch.setattr(high_pressure, "LARGE_ARRAYS", 40)
     items = stream(300, 5)
     bound = max_live_bytes(items)
-    known = Found.of(items, greedy(items, by_birth), "birth")
-    task = Task(items, bound, bound, False, "none", Effort(time.monotonic() + 60, None))
-    better, _ = improve_by_crowds(task, known, task.effort)
+    known = Candidate.of(items, birth_first_fit(items), "birth")
+    task = Task(items, bound, bound, Effort.of(60))
+    better, _ = place_high_pressure(task, known, task.effort)
     assert_valid(items, better.offsets)
     assert better.height_bytes < known.height_bytes
 
 
-def test_a_brief_search_keeps_what_it_cannot_lower() -> None:
-    pytest.importorskip("numba")
+def test_without_effort_the_known_placement_stays() -> None:
     items = stream(200, 9)
     bound = max_live_bytes(items)
-    task = Task(items, bound, bound, False, "none", Effort(time.monotonic() + 60, None))
-    known = Found.of(items, greedy(items, by_birth), "birth")
-    better, work = search_briefly(task, known, task.effort)
-    assert_valid(items, better.offsets)
-    assert better.height_bytes == bound < known.height_bytes
-    assert work > 0
-    kept, _ = search_briefly(task, known, Effort(time.monotonic() + 60, 1))
-    assert kept is known
+    known = Candidate.of(items, birth_first_fit(items), "birth")
+    effort = Effort(time.monotonic() + 60, 1)
+    assert place_high_pressure(Task(items, bound, bound, effort), known, effort) == (known, 0)
 
 
 def test_quiet_times_are_those_with_room_to_spare() -> None:
-    effort = Effort(time.monotonic() + 60, None)
+    effort = Effort.of(60)
     full = tuple(Span(f"s{i}", i, i + 2, 8) for i in range(10))
-    assert not has_quiet_times(Task(full, 16, 16, False, "none", effort))
+    assert not has_quiet_times(Task(full, 16, 16, effort))
     peak = (*full, Span("large", 0, 1, 100))
-    assert has_quiet_times(Task(peak, 108, 108, False, "none", effort))
+    assert has_quiet_times(Task(peak, 108, 108, effort))
 
 
 def test_loads_and_components_are_what_their_names_say() -> None:

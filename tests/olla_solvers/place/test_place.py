@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from olla_solvers.errors import InfeasibleError, OptionError, ProblemError, SolverUnavailableError
 from olla_solvers.order import order
 from olla_solvers.place import place, spans_of
-from olla_solvers.place.bound import max_live_bytes
-from olla_solvers.place.skyline import RULES, height_bytes, skyline
+from olla_solvers.place.skyline import earliest_birth, largest_area, longest_lifetime, reversed_time, skyline
+from olla_solvers.placer import place_with
 from olla_solvers.plan import SolverEffect, SolverStatus, Span
 from olla_solvers.problem import Array, Operator, Problem
+from olla_solvers.spans import height_bytes, max_live_bytes
 from tests.olla_solvers.graphs import alexnet_step, spans
 from tests.olla_solvers.place.checking import assert_valid, lowest_height
 
@@ -25,10 +26,11 @@ FEW = settings(max_examples=20, deadline=None, derandomize=True)
 @MANY
 @given(spans(12))
 def test_every_skyline_is_valid(items: tuple[Span, ...]) -> None:
-    for rule in RULES.values():
-        offsets = skyline(items, rule)
-        assert_valid(items, offsets)
-        assert height_bytes(items, offsets) >= max_live_bytes(items)
+    for rule in (longest_lifetime, largest_area, earliest_birth):
+        for rows in (items, reversed_time(items)):
+            offsets = skyline(rows, rule)
+            assert_valid(items, offsets)
+            assert height_bytes(items, offsets) >= max_live_bytes(items)
 
 
 @MANY
@@ -82,7 +84,7 @@ def scattered(count: int, seed: int = 11) -> tuple[Span, ...]:
 
 def test_gurobi_beyond_its_licence_names_cbc() -> None:
     items = scattered(150)
-    assert place(items, method="skylines").height_bytes > max_live_bytes(items)
+    assert place_with(items, method="skylines").height_bytes > max_live_bytes(items)
     with pytest.raises(SolverUnavailableError, match=r"too large .* solver='cbc'"):
         place(items, solver="gurobi")
 
@@ -93,7 +95,7 @@ def test_a_time_limit_keeps_the_incumbent() -> None:
     placement = place(items, solver="cbc", time_limit=1)
     assert time.monotonic() - start < 4
     assert_valid(items, placement.offsets)
-    assert placement.height_bytes <= place(items, method="skylines").height_bytes
+    assert placement.height_bytes <= place_with(items, method="skylines").height_bytes
 
 
 def test_a_limit_in_the_root_node_of_cbc_proves_nothing() -> None:
@@ -106,15 +108,15 @@ def test_a_limit_in_the_root_node_of_cbc_proves_nothing() -> None:
             Span(f"s{i}", lower, lower + draw.randint(1, 25), draw.randrange(1, 999))
             for i, lower in enumerate(births)
         )
-        lowest = place(items, method="search").height_bytes
-        placement = place(items, method="mip", solver="cbc", time_limit=0.2)
+        lowest = place_with(items, method="search").height_bytes
+        placement = place_with(items, method="mip", solver="cbc", time_limit=0.2)
         assert placement.lower_bound_bytes <= lowest
         assert placement.solver.bound_bytes is None or placement.solver.bound_bytes <= lowest
 
 
 def test_thousands_of_spans_are_placed() -> None:
     items = scattered(4500)
-    assert_valid(items, skyline(items, RULES["longest lifetime"]))
+    assert_valid(items, skyline(items, longest_lifetime))
 
 
 def test_time_between_deaths_and_births_is_free() -> None:
@@ -175,8 +177,8 @@ def test_spans_of_an_order_cover_arrays_and_workspaces() -> None:
         (Operator("A", 8), Operator("B")),
         (Array("x", 4, 0, (1,), alignment=4), Array("workspace of A", 2, 1)),
     )
-    found = {span.name: (span.lower, span.upper, span.size_bytes) for span in spans_of(problem, (0, 1))}
-    assert found == {"x": (0, 2, 4), "workspace of A": (1, 2, 2), "workspace of A'": (0, 1, 8)}
+    extents = {span.name: (span.lower, span.upper, span.size_bytes) for span in spans_of(problem, (0, 1))}
+    assert extents == {"x": (0, 2, 4), "workspace of A": (1, 2, 2), "workspace of A'": (0, 1, 8)}
 
 
 def test_alexnet_is_free_of_fragmentation() -> None:

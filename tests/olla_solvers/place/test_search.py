@@ -17,15 +17,14 @@ import pytest
 
 from olla_solvers.ilp import solver_process
 from olla_solvers.ilp.place_program import place_program
-from olla_solvers.place import place
-from olla_solvers.place.bound import max_live_bytes
-from olla_solvers.place.greedy import by_size, given_collision, greedy
+from olla_solvers.place.greedy import by_size, greedy
 from olla_solvers.place.search import SearchRules, SearchStatus, search
 from olla_solvers.place.search.instance import prepare
-from olla_solvers.place.search.portfolio import BY_TOTAL, KEEP, Attempt, _Features, attempts
-from olla_solvers.place.skyline import height_bytes
-from olla_solvers.place.spans import unit_bytes
+from olla_solvers.place.search.portfolio import Attempt, attempts, measures
+from olla_solvers.placer import place_with
 from olla_solvers.plan import Span
+from olla_solvers.spans import height_bytes, max_live_bytes
+from olla_solvers.spans.checks import given_collision
 from tests.olla_solvers.place.checking import assert_valid, lowest_height, random_instance
 
 pytest.importorskip("numba")
@@ -37,16 +36,16 @@ PAIRS_OFF = tuple(itertools.combinations(RULES, 2))
 def instances(count: int, seed: int) -> list[tuple[Span, ...]]:
     draw = random.Random(seed)
     made = (random_instance(draw) for _ in range(10 * count))
-    return list(itertools.islice((each for each in made if given_collision(each) is None), count))
+    return list(itertools.islice((items for items in made if given_collision(items) is None), count))
 
 
 def assert_lowest(items: Sequence[Span], lowest: int, rules: SearchRules) -> None:
     """Found at the lowest height, and proven impossible right below it."""
-    found = search(items, lowest, rules=rules)
-    assert found.status is SearchStatus.FOUND
-    assert found.offsets is not None
-    assert_valid(items, found.offsets)
-    assert height_bytes(items, found.offsets) <= lowest
+    result = search(items, lowest, rules=rules)
+    assert result.status is SearchStatus.FOUND
+    assert result.offsets is not None
+    assert_valid(items, result.offsets)
+    assert height_bytes(items, result.offsets) <= lowest
     assert search(items, lowest - 1, rules=rules).status is SearchStatus.INFEASIBLE
 
 
@@ -75,7 +74,7 @@ def test_search_program_and_enumeration_agree_on_thousands(tmp_path: Path) -> No
     for items in instances(5000, seed=3):
         lowest = lowest_height(items)
         assert_lowest(items, lowest, SearchRules())
-        placement = place(items, method="search")
+        placement = place_with(items, method="search")
         assert placement.height_bytes == placement.lower_bound_bytes == lowest
         assert _by_program(items, tmp_path) == lowest
         above_bound += lowest > max_live_bytes(items)
@@ -109,7 +108,7 @@ TIGHT = tuple(
 )
 
 
-def crowd(count: int, seed: int) -> tuple[Span, ...]:
+def dense(count: int, seed: int) -> tuple[Span, ...]:
     draw = random.Random(seed)
     made = []
     for number in range(count):
@@ -119,7 +118,7 @@ def crowd(count: int, seed: int) -> tuple[Span, ...]:
 
 
 def test_the_same_arguments_give_the_same_placement() -> None:
-    items = crowd(60, seed=5)
+    items = dense(60, seed=5)
     first = search(items, max_live_bytes(items), node_limit=20_000)
     second = search(items, max_live_bytes(items), node_limit=20_000)
     assert dataclasses.replace(first, seconds=0) == dataclasses.replace(second, seconds=0)
@@ -153,7 +152,7 @@ def test_the_search_is_compiled_where_no_folder_can_keep_it() -> None:
 
 
 def test_limits_end_a_search_without_a_verdict() -> None:
-    items = crowd(80, seed=7)
+    items = dense(80, seed=7)
     for limits in ({"node_limit": 5}, {"work_limit": 1}, {"time_limit": 0.0}):
         result = search(items, max_live_bytes(items), **limits)  # type: ignore[arg-type]
         assert result.status is SearchStatus.TIME_LIMIT
@@ -175,60 +174,54 @@ def test_given_offsets_that_contradict_the_capacity_are_a_proof() -> None:
 
 def test_a_lasting_order_goes_on_from_where_it_was_left() -> None:
     """Turns of any length try the same placements in the same sequence."""
-    from olla_solvers.place.search.search_thread import Lane, Limits
+    from olla_solvers.place.search.search_thread import Limits, SearchThread
 
-    items = crowd(60, seed=5)
+    items = dense(60, seed=5)
     prepared = prepare(items, max_live_bytes(items), SearchRules())
 
     def lows(turns: Sequence[int]) -> tuple[int, list[int]]:
-        sections = np.zeros(prepared.sections + 2, dtype=np.int64)
-        failed = np.zeros((1 << 10, 3), dtype=np.int64)
-        lane = Lane(prepared, SearchRules(), np.zeros(60, dtype=np.int64), sections, failed)
+        thread = SearchThread(prepared, SearchRules(), np.zeros((1 << 10, 3), dtype=np.int64))
         rank = np.arange(60)
         for nodes in turns:
-            lane.proceed(Attempt(0, rank, BY_TOTAL, nodes, "index"), Limits(), (0, 0))
-        return lane.nodes, lane.low.tolist()
+            thread.proceed(Attempt(0, rank, nodes, "index"), Limits(), (0, 0))
+        return thread.nodes, thread.low.tolist()
 
     assert lows([900]) == lows([1, 2, 50, 51, 400, 900])
 
 
-def test_what_an_array_is_in_the_way_of_is_counted_rightly() -> None:
-    items = crowd(50, seed=9)
-    features = _Features(prepare(items, max_live_bytes(items), SearchRules()))
-    unit = unit_bytes(items)
+def test_measures_count_what_is_alive_with_an_array() -> None:
+    items = dense(50, seed=9)
+    measured = measures(prepare(items, max_live_bytes(items), SearchRules()))
     for index, span in enumerate(items):
         beside = [other for other in items if other.lower < span.upper and span.lower < other.upper]
         events = [t for other in items for t in (other.lower, other.upper) if span.lower < t < span.upper]
-        assert features._neighbours[index] == len(beside)
-        assert features._bytes_beside[index] == sum(other.size_bytes for other in beside) // unit
-        assert features._events[index] == len(events) + 2
+        assert measured["neighbours"][index] == len(beside)
+        assert measured["bytes beside"][index] == sum(other.size_bytes for other in beside)
+        assert measured["events"][index] == len(events) + 2
 
 
 def test_orders_do_not_see_how_time_is_stretched() -> None:
-    items = crowd(50, seed=9)
-    times = sorted({each for span in items for each in (span.lower, span.upper)})
+    items = dense(50, seed=9)
+    times = sorted({time for span in items for time in (span.lower, span.upper)})
     draw = random.Random(3)
     stretched = dict(zip(times, itertools.accumulate(draw.randint(1, 999) for _ in times), strict=True))
     other = [dataclasses.replace(s, lower=stretched[s.lower], upper=stretched[s.upper]) for s in items]
-    for one, two in zip(_attempts(items), _attempts(other), strict=True):
-        assert one.rank.tolist() == two.rank.tolist()
-        assert (one.lane, one.rerank, one.nodes) == (two.lane, two.rerank, two.nodes)
+    for before, after in zip(_attempts(items), _attempts(other), strict=True):
+        assert before.rank.tolist() == after.rank.tolist()
+        assert (before.thread, before.nodes) == (after.thread, after.nodes)
 
 
 def _attempts(items: Sequence[Span]) -> list[Attempt]:
     prepared = prepare(items, max_live_bytes(items), SearchRules())
-    blame = np.zeros(len(items), dtype=np.int64)
-    sections = np.zeros(prepared.sections + 2, dtype=np.int64)
-    return list(itertools.islice(attempts(prepared, blame, sections, seed=4), 40))
+    return list(itertools.islice(attempts(prepared, random_orders=4), 40))
 
 
 def test_budgets_of_lasting_orders_grow_and_random_ones_begin_anew() -> None:
     seen: dict[int | None, list[int]] = {}
-    for each in _attempts(crowd(50, seed=9)):
-        assert sorted(each.rank.tolist()) == list(range(50))
-        assert each.rerank in (KEEP, BY_TOTAL)
-        seen.setdefault(each.lane, []).append(each.nodes)
-    lasting = [nodes for lane, nodes in seen.items() if lane is not None]
+    for attempt in _attempts(dense(50, seed=9)):
+        assert sorted(attempt.rank.tolist()) == list(range(50))
+        seen.setdefault(attempt.thread, []).append(attempt.nodes)
+    lasting = [nodes for thread, nodes in seen.items() if thread is not None]
     assert all(list(nodes) == sorted(set(nodes)) for nodes in lasting)
     assert max(seen[None]) < max(max(nodes) for nodes in lasting)
 
@@ -242,7 +235,7 @@ def test_sorting_and_merging_lists() -> None:
         arrays = draw.permutation(count)
         sort(low, rank, arrays, count)
         assert arrays.tolist() == np.lexsort([rank, low]).tolist()
-        assert all(before(low, rank, one, other) for one, other in itertools.pairwise(arrays))
+        assert all(before(low, rank, first, second) for first, second in itertools.pairwise(arrays))
 
 
 def test_tight_spans_fill_their_capacity() -> None:
@@ -260,10 +253,10 @@ def test_alignments_that_divide_neither_one_another_nor_the_unit_are_kept() -> N
         Span("e", 2, 3, 12, 8),
         Span("f", 4, 7, 36, 8),
     )
-    placement = place(items, method="search")
+    placement = place_with(items, method="search")
     assert_valid(items, placement.offsets)
     assert placement.height_bytes == lowest_height(items)
     for solver in ("cbc", "highs"):
-        placement = place(items, method="mip", solver=solver)
+        placement = place_with(items, method="mip", solver=solver)
         assert_valid(items, placement.offsets)
         assert placement.height_bytes == placement.lower_bound_bytes == lowest_height(items)

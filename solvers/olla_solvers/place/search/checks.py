@@ -29,24 +29,23 @@ def sweep(instance: Instance, state: State, count: int, low: int, high: int) -> 
 
 @njit(cache=True)
 def bottoms(instance: Instance, rules: Switches, state: State, count: int, floor: int, rank: int) -> int:
-    """Find the lowest offset open to each array; how many are passed over, -1 if one of these is stuck."""
+    """Find the lowest offset open to each array; return the number passed over, -1 if one is stuck."""
     low, size, remaining, bottom = state.low, instance.size, state.remaining, state.bottom
     passed = 0
     while passed < count and is_passed(low, state.rank, remaining[passed], floor, rank):
         passed += 1
-    lift = floor if rules.monotone_floor else 0
+    lift = 0
     if rules.lift:
         lowest_top = instance.capacity
         for position in range(passed, count):
             array = remaining[position]
             lowest_top = min(lowest_top, low[array] + size[array])
-        lift = max(lift, lowest_top)
+        lift = lowest_top
     for position in range(passed):
         array = remaining[position]
         bottom[array] = max(lift, low[array])
         stuck = rules.local_dominance and _is_stuck(instance, state, count, position, floor)
         if stuck or bottom[array] + size[array] > instance.capacity:
-            state.blame[array] += 1
             return -1
     for position in range(passed, count):
         bottom[remaining[position]] = low[remaining[position]]
@@ -55,7 +54,7 @@ def bottoms(instance: Instance, rules: Switches, state: State, count: int, floor
 
 @njit(cache=True)
 def _is_stuck(instance: Instance, state: State, count: int, position: int, floor: int) -> bool:
-    """Whether a passed-over array has no unplaced neighbour that can come to lie across its low end."""
+    """Return True if no unplaced neighbour of a passed-over array can come to lie across its low end."""
     low, remaining, firsts, lasts = state.low, state.remaining, instance.first, instance.last
     array = remaining[position]
     top = low[array] + instance.size[array]
@@ -71,7 +70,7 @@ def _is_stuck(instance: Instance, state: State, count: int, position: int, floor
 
 @njit(cache=True)
 def fits(instance: Instance, state: State, count: int, low: int, high: int, passed: int) -> bool:
-    """Whether every section has room for its unplaced arrays above the lowest of them.
+    """Return True if every section has room for its unplaced arrays above the lowest of them.
 
     Arrays are taken by ascending ``bottom``, so the first that paints a section sets its floor; union-find
     passes over what is painted. The first ``passed`` of the list are the passed-over ones, which are sorted
@@ -97,7 +96,6 @@ def fits(instance: Instance, state: State, count: int, low: int, high: int, pass
             if block[section] < block[section + 1]:
                 used += _fixed_above(block, instance.block_low, instance.block_high, section, bottom)
             if used > instance.capacity:
-                state.section_blame[section] += 1
                 return False
             following[section] = section + 1
             section = _unpainted(following, section + 1)
@@ -106,7 +104,7 @@ def fits(instance: Instance, state: State, count: int, low: int, high: int, pass
 
 @njit(cache=True, inline="always")
 def _unpainted(following: Ints, section: int) -> int:
-    """The first unpainted section from ``section`` on, halving the path to it."""
+    """Return the first unpainted section from ``section`` on, halving the path to it."""
     while following[section] != section:
         following[section] = following[following[section]]
         section = following[section]
@@ -115,15 +113,15 @@ def _unpainted(following: Ints, section: int) -> int:
 
 @njit(cache=True)
 def _fixed_above(block: Ints, block_low: Ints, block_high: Ints, section: int, bottom: int) -> int:
-    """Units of a section's fixed blocks at or above an offset."""
-    units = 0
+    """Return the bytes of a section's fixed blocks at or above an offset."""
+    fixed = 0
     for index in range(block[section], block[section + 1]):
         if block_high[index] > bottom:
-            units += block_high[index] - max(bottom, block_low[index])
-    return units
+            fixed += block_high[index] - max(bottom, block_low[index])
+    return fixed
 
 
 @njit(cache=True, inline="always")
 def is_passed(low: Ints, ranks: Ints, array: int, floor: int, rank: int) -> bool:
-    """Whether an unplaced array comes before the last placed one, so that it must rise first."""
+    """Return True if an unplaced array comes before the last placed one, so that it must rise first."""
     return bool(low[array] < floor or (low[array] == floor and ranks[array] < rank))

@@ -1,4 +1,4 @@
-"""Runs the compiled search: order after order, looking at the clock in between.
+"""Runs the compiled search: order after order, with a look at the clock in between.
 
 numba compiles the search when it first runs, once in some ten seconds, and finds it in its cache on disk in
 every later process. It is loaded then, and not before; the compilation counts towards no time limit.
@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from olla_solvers.errors import SolverUnavailableError
-from olla_solvers.place.search.instance import Ints, Prepared, prepare
-from olla_solvers.place.search.portfolio import RANDOM_ORDERS, attempts
+from olla_solvers.place.search import layout
+from olla_solvers.place.search.instance import Prepared, prepare
+from olla_solvers.place.search.layout import Ints
+from olla_solvers.place.search.portfolio import attempts
 from olla_solvers.place.search.rules import SearchRules
 from olla_solvers.plan import Span
 from olla_solvers.problem import Bytes, Offset
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 INSTALL = "pip install 'olla-fx[search]'"
-"""What installs numba."""
+"""The command that installs numba."""
 
 KNOWN_FAILURES = 1 << 18
 """Components that are remembered to have failed; a power of 2."""
@@ -43,11 +45,11 @@ _COMPILED = "olla_solvers.place.search.search_thread"
 """The module that imports all that is compiled."""
 
 _LONG_COMPILATION = 4.0
-"""Seconds of loading from which on it is worth a word."""
+"""Seconds of loading from which on it is logged."""
 
 
 class SearchStatus(enum.StrEnum):
-    """How a search ended."""
+    """The end of a search."""
 
     FOUND = "found"
     INFEASIBLE = "infeasible"
@@ -56,11 +58,11 @@ class SearchStatus(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search found.
+    """The outcome of a search.
 
     Attributes:
         status: how it ended; ``INFEASIBLE`` is a proof.
-        offsets: one for each span, or None where none was found.
+        offsets: one for each span, or None if none was found.
         nodes: placements tried.
         attempts: turns that orders had.
         order: the one that ended the search.
@@ -78,16 +80,16 @@ class SearchResult:
 
 
 def is_available() -> bool:
-    """Whether numba, which compiles the search, is installed."""
+    """Return True if numba, which compiles the search, is installed."""
     return importlib.util.find_spec("numba") is not None
 
 
 @cache
 def compilation_seconds() -> float:
-    """Make the compiled search ready, and tell how long that took: some ten seconds, or 0.2 from the cache.
+    """Make the compiled search ready, and return the seconds: some ten, or 0.2 from the cache.
 
     Raises:
-        SolverUnavailableError: when numba is not installed.
+        SolverUnavailableError: if numba is not installed.
     """
     if not is_available():
         raise SolverUnavailableError(
@@ -98,7 +100,7 @@ def compilation_seconds() -> float:
     from olla_solvers.place.search.search_thread import Limits
 
     rules = SearchRules()
-    _run(prepare((Span("a", 0, 2, 1), Span("b", 1, 3, 1)), 2, rules), rules, Limits(), 0, 0)
+    _run(prepare((Span("a", 0, 2, 1), Span("b", 1, 3, 1)), 2, rules), rules, Limits(), 0)
     seconds = time.monotonic() - start
     if seconds > _LONG_COMPILATION:
         _LOGGER.warning("compiled the placement search in %.0f s; it is kept for later processes", seconds)
@@ -106,7 +108,7 @@ def compilation_seconds() -> float:
 
 
 def load_compiled() -> None:
-    """Import the compiled parts, where need be with a cache that lasts as long as this process.
+    """Import the compiled parts, if need be with a cache that lasts as long as this process.
 
     numba refuses to decorate a function whose cache it can write neither beside the source nor in the home
     folder, as in a container that is read-only.
@@ -128,7 +130,7 @@ def load_compiled() -> None:
 
 
 def compilation_so_far() -> float:
-    """Seconds that making the search ready has cost this process; 0 where it was not needed yet."""
+    """Return the seconds that making the search ready has cost this process; 0 if it was not needed yet."""
     return compilation_seconds() if compilation_seconds.cache_info().currsize else 0.0
 
 
@@ -140,8 +142,7 @@ def search(
     node_limit: int | None = None,
     work_limit: int | None = None,
     rules: SearchRules | None = None,
-    seed: int = 0,
-    random_orders: int = RANDOM_ORDERS,
+    random_orders: int = 0,
 ) -> SearchResult:
     """Place spans within a capacity, or prove that it cannot be done.
 
@@ -154,14 +155,13 @@ def search(
         node_limit: most placements to try; None for no limit.
         work_limit: most steps of work, see :class:`SearchResult`; None for no limit.
         rules: which pruning rules to use; None for all.
-        seed: of the random orders.
-        random_orders: how many of these in a round of turns.
+        random_orders: number of random orders in a round of turns.
 
     Returns:
         Offsets, a proof that there are none, or neither in the time.
 
     Raises:
-        SolverUnavailableError: when numba is not installed.
+        SolverUnavailableError: if numba is not installed.
     """
     compilation_seconds()
     start = time.monotonic()
@@ -169,41 +169,37 @@ def search(
     prepared = prepare(spans, capacity_bytes, rules)
     if prepared.contradictory:
         return SearchResult(SearchStatus.INFEASIBLE, None, 0, 0, "given offsets", 0.0, 0)
-    if len(prepared.size) == 0:
+    if len(prepared.spans) == 0:
         offsets = _offsets(spans, prepared, prepared.low)
         return SearchResult(SearchStatus.FOUND, offsets, 0, 0, "no choice", 0.0, 0)
     from olla_solvers.place.search.search_thread import Limits
 
     deadline = None if time_limit is None else start + time_limit
     limits = Limits(deadline, node_limit, work_limit)
-    result, low = _run(prepared, rules, limits, seed, random_orders)
-    found = None if low is None else _offsets(spans, prepared, low)
-    return replace(result, offsets=found, seconds=time.monotonic() - start)
+    result, low = _run(prepared, rules, limits, random_orders)
+    answer = None if low is None else _offsets(spans, prepared, low)
+    return replace(result, offsets=answer, seconds=time.monotonic() - start)
 
 
 def _run(
-    prepared: Prepared, rules: SearchRules, limits: Limits, seed: int, random_orders: int
+    prepared: Prepared, rules: SearchRules, limits: Limits, random_orders: int
 ) -> tuple[SearchResult, Ints | None]:
-    """Give the orders their turns; the result without offsets, and these in units."""
-    from olla_solvers.place.search import layout
-    from olla_solvers.place.search.search_thread import Lane
+    """Give the orders their turns; return the result without offsets, and these."""
+    from olla_solvers.place.search.search_thread import SearchThread
 
-    blame = np.zeros(len(prepared.size), dtype=np.int64)
-    section_blame = np.zeros(prepared.sections + 2, dtype=np.int64)
     failed = np.zeros((KNOWN_FAILURES, 3), dtype=np.int64)
-    lanes: dict[int | None, Lane] = {}
-    turns = 0
-    for attempt in attempts(prepared, blame, section_blame, seed, random_orders):
-        if attempt.lane not in lanes:
-            lanes[attempt.lane] = Lane(prepared, rules, blame, section_blame, failed)
-        lane = lanes[attempt.lane]
-        others = [each for each in lanes.values() if each is not lane]
-        spent = sum(each.nodes for each in others), sum(each.work for each in others)
-        outcome = lane.proceed(attempt, limits, spent)
+    threads: dict[int | None, SearchThread] = {}
+    nodes, work, turns = 0, 0, 0
+    for attempt in attempts(prepared, random_orders):
+        if attempt.thread not in threads:
+            threads[attempt.thread] = SearchThread(prepared, rules, failed)
+        thread = threads[attempt.thread]
+        others = nodes - thread.nodes, work - thread.work
+        outcome = thread.proceed(attempt, limits, others)
         turns += 1
-        nodes, work = lane.nodes + spent[0], lane.work + spent[1]
+        nodes, work = thread.nodes + others[0], thread.work + others[1]
         if outcome == layout.FOUND:
-            return SearchResult(SearchStatus.FOUND, None, nodes, turns, attempt.name, 0.0, work), lane.low
+            return SearchResult(SearchStatus.FOUND, None, nodes, turns, attempt.name, 0.0, work), thread.low
         if outcome == layout.EXHAUSTED:
             return SearchResult(SearchStatus.INFEASIBLE, None, nodes, turns, attempt.name, 0.0, work), None
         if limits.are_met(nodes, work):
@@ -212,8 +208,8 @@ def _run(
 
 
 def _offsets(spans: Sequence[Span], prepared: Prepared, low: Ints) -> tuple[Offset, ...]:
-    """Offsets in bytes, for all spans."""
+    """Return the offsets of all spans."""
     offsets = [0 if span.offset is None else span.offset for span in spans]
-    for index, units in zip(prepared.spans, low, strict=True):
-        offsets[index] = int(units) * prepared.unit_bytes
+    for index, offset in zip(prepared.spans, low, strict=True):
+        offsets[index] = int(offset)
     return tuple(offsets)

@@ -19,7 +19,7 @@ from olla_solvers.place.search.layout import (
 
 @njit(cache=True)
 def is_known_failure(state: State, child: int) -> bool:
-    """Whether a new node's arrays are known to have no solution above its first candidate."""
+    """Return True if a new node's arrays are known to have no solution above its first candidate."""
     node, low = state.node[child], state.low
     key, check, first = 0, 0, -1
     previous = -1

@@ -1,4 +1,4 @@
-"""From spans to the numbers that compiled code searches on: units, sections, fixed blocks, twins.
+"""Prepares spans for compiled code: sections, fixed blocks, twins.
 
 Spans with a given offset become blocks: they forbid ranges of offsets to the arrays alive with them and take
 room in their sections. Spans without bytes collide with nothing and are left out.
@@ -9,129 +9,103 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
 
+from olla_solvers.place.search.layout import Instance, Ints
 from olla_solvers.place.search.rules import SearchRules
-from olla_solvers.place.spans import unit_bytes
 from olla_solvers.plan import Span
 from olla_solvers.problem import Bytes
-
-Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """An instance in units, arrays numbered from 0.
+    """An instance in bytes, arrays numbered from 0.
 
     Attributes:
         spans: for each array the index of its span.
-        unit_bytes: bytes of one unit.
-        capacity: units available.
         lower: for each array its first timestep.
         upper: for each array the end of its lifetime.
-        first: for each array its first section.
-        last: for each array the section after its last.
-        size: for each array, in units.
-        alignment: for each array, in units.
         twin_class: for each array a number shared by identical ones.
         low: for each array the lowest offset that fixed blocks allow.
-        sections: how many there are.
-        gap: see :class:`olla_solvers.place.search.layout.Instance`, for this and the five below.
-        gap_low: see there.
-        gap_high: see there.
-        block: see there.
-        block_low: see there.
-        block_high: see there.
-        contradictory: fixed blocks collide, or a given span ends above the capacity.
+        sections: number of sections.
+        contradictory: True if fixed blocks collide, or a given span ends above the capacity.
+        instance: the kernel's view, in which no array has a twin yet.
     """
 
     spans: Ints
-    unit_bytes: Bytes
-    capacity: int
     lower: Ints
     upper: Ints
-    first: Ints
-    last: Ints
-    size: Ints
-    alignment: Ints
     twin_class: Ints
     low: Ints
     sections: int
-    gap: Ints
-    gap_low: Ints
-    gap_high: Ints
-    block: Ints
-    block_low: Ints
-    block_high: Ints
     contradictory: bool
+    instance: Instance
+
+    def ranked(self, rank: Ints) -> Instance:
+        """Return the kernel's view with twins chained by rank."""
+        order = np.lexsort([rank, self.twin_class])
+        same = self.twin_class[order][1:] == self.twin_class[order][:-1]
+        twin = np.full(len(order), -1, dtype=np.int64)
+        twin[order[1:][same]] = order[:-1][same]
+        return self.instance._replace(twin=twin)
 
 
 def prepare(spans: Sequence[Span], capacity_bytes: Bytes, rules: SearchRules) -> Prepared:
-    """Number the arrays and sections of spans and count in units.
+    """Number the arrays and sections of spans.
 
     Args:
         spans: checked spans.
         capacity_bytes: room for all.
-        rules: of which ``common_unit`` and ``maximal_sections`` matter here.
+        rules: of which ``maximal_sections`` matters here.
 
     Returns:
-        What the search needs.
+        The prepared instance.
     """
     sized = [index for index, span in enumerate(spans) if span.size_bytes > 0]
-    unit = unit_bytes([spans[index] for index in sized]) if rules.common_unit else 1
     lower = np.array([spans[index].lower for index in sized], dtype=np.int64)
     upper = np.array([spans[index].upper for index in sized], dtype=np.int64)
     first, last, sections = _sections(lower, upper, rules.maximal_sections)
     free = np.array([spans[index].offset is None for index in sized], dtype=bool)
-    numbers = np.array(sized, dtype=np.int64)
-    blocks = [
-        (
-            int(first[i]),
-            int(last[i]),
-            (spans[sized[i]].offset or 0) // unit,
-            spans[sized[i]].size_bytes // unit,
-        )
-        for i in np.flatnonzero(~free)
-    ]
-    arrays = [spans[index] for index in numbers[free]]
-    size = np.array([span.size_bytes // unit for span in arrays], dtype=np.int64)
-    alignment = np.array([_alignment(span.alignment, unit) for span in arrays], dtype=np.int64)
+    blocks = []
+    for position in np.flatnonzero(~free):
+        span = spans[sized[position]]
+        blocks.append((int(first[position]), int(last[position]), span.offset or 0, span.size_bytes))
+    numbers = np.array(sized, dtype=np.int64)[free]
+    arrays = [spans[index] for index in numbers]
+    size = np.array([span.size_bytes for span in arrays], dtype=np.int64)
+    alignment = np.array([span.alignment for span in arrays], dtype=np.int64)
     first, last = first[free], last[free]
     block, block_low, block_high, collision = _blocks_of_sections(blocks, sections)
     gap, gap_low, gap_high = _gaps(blocks, first, last, size)
     tops = [span.offset + span.size_bytes for span in spans if span.offset is not None]
     return Prepared(
-        spans=numbers[free],
-        unit_bytes=unit,
-        capacity=capacity_bytes // unit,
+        spans=numbers,
         lower=lower[free],
         upper=upper[free],
-        first=first,
-        last=last,
-        size=size,
-        alignment=alignment,
         twin_class=_classes(first, last, size, alignment),
         low=_lows(alignment, gap, gap_low, gap_high),
         sections=sections,
-        gap=gap,
-        gap_low=gap_low,
-        gap_high=gap_high,
-        block=block,
-        block_low=block_low,
-        block_high=block_high,
-        contradictory=collision or any(each > capacity_bytes for each in tops),
+        contradictory=collision or any(top > capacity_bytes for top in tops),
+        instance=Instance(
+            first=first,
+            last=last,
+            size=size,
+            alignment=alignment,
+            twin=np.full(len(size), -1, dtype=np.int64),
+            gap=gap,
+            gap_low=gap_low,
+            gap_high=gap_high,
+            block=block,
+            block_low=block_low,
+            block_high=block_high,
+            capacity=capacity_bytes,
+        ),
     )
 
 
-def _alignment(alignment: Bytes, unit: Bytes) -> int:
-    """An alignment in units; 1 where the unit implies it."""
-    return 1 if unit % alignment == 0 else alignment // unit
-
-
 def _sections(lower: Ints, upper: Ints, maximal: bool) -> tuple[Ints, Ints, int]:
-    """For each span its first section and the one after its last, and how many sections there are.
+    """Return for each span its first section and the one after its last, and the number of sections.
 
     Deaths come before births at equal times. With ``maximal`` a section ends at a death that follows a birth,
     else at every time with a death or birth.
@@ -156,42 +130,42 @@ def _sections(lower: Ints, upper: Ints, maximal: bool) -> tuple[Ints, Ints, int]
 def _blocks_of_sections(
     blocks: Sequence[tuple[int, int, int, int]], sections: int
 ) -> tuple[Ints, Ints, Ints, bool]:
-    """Fixed blocks by section, and whether two of them collide."""
-    found: list[list[tuple[int, int]]] = [[] for _ in range(sections)]
-    for first, last, low, units in blocks:
+    """Return the fixed blocks by section, and True if two of them collide."""
+    ranges: list[list[tuple[int, int]]] = [[] for _ in range(sections)]
+    for first, last, low, size_bytes in blocks:
         for section in range(first, last):
-            found[section].append((low, low + units))
+            ranges[section].append((low, low + size_bytes))
     collision = False
-    for each in found:
-        each.sort()
-        collision = collision or any(a[1] > b[0] for a, b in itertools.pairwise(each))
-    return (*_flat(found), collision)
+    for blocks_of_section in ranges:
+        blocks_of_section.sort()
+        collision = collision or any(a[1] > b[0] for a, b in itertools.pairwise(blocks_of_section))
+    return (*_flat(ranges), collision)
 
 
 def _gaps(
     blocks: Sequence[tuple[int, int, int, int]], first: Ints, last: Ints, size: Ints
 ) -> tuple[Ints, Ints, Ints]:
-    """For each array the offsets at which it would hit a fixed block, as ascending ranges."""
-    found: list[list[tuple[int, int]]] = [[] for _ in range(len(first))]
-    for block_first, block_last, low, units in blocks:
+    """Return for each array the offsets at which it would hit a fixed block, as ascending ranges."""
+    ranges: list[list[tuple[int, int]]] = [[] for _ in range(len(first))]
+    for block_first, block_last, low, size_bytes in blocks:
         for array in np.flatnonzero((first < block_last) & (last > block_first)):
-            found[array].append((low - int(size[array]) + 1, low + units))
-    for each in found:
-        each.sort()
-    return _flat(found)
+            ranges[array].append((low - int(size[array]) + 1, low + size_bytes))
+    for ranges_of_array in ranges:
+        ranges_of_array.sort()
+    return _flat(ranges)
 
 
 def _flat(ranges: Sequence[Sequence[tuple[int, int]]]) -> tuple[Ints, Ints, Ints]:
-    """Lists of pairs as one pair of arrays and where each list begins."""
+    """Return lists of pairs as one pair of arrays, after the position at which each list begins."""
     start = np.zeros(len(ranges) + 1, dtype=np.int64)
-    start[1:] = np.cumsum([len(each) for each in ranges])
-    low = np.array([pair[0] for each in ranges for pair in each], dtype=np.int64)
-    high = np.array([pair[1] for each in ranges for pair in each], dtype=np.int64)
+    start[1:] = np.cumsum([len(pairs) for pairs in ranges])
+    low = np.array([low for pairs in ranges for low, _ in pairs], dtype=np.int64)
+    high = np.array([high for pairs in ranges for _, high in pairs], dtype=np.int64)
     return start, low, high
 
 
 def _lows(alignment: Ints, gap: Ints, gap_low: Ints, gap_high: Ints) -> Ints:
-    """For each array the lowest aligned offset that hits no fixed block."""
+    """Return for each array the lowest aligned offset that hits no fixed block."""
     low = np.zeros(len(alignment), dtype=np.int64)
     for array in np.flatnonzero(gap[1:] > gap[:-1]):
         offset, step = 0, int(alignment[array])
@@ -203,7 +177,7 @@ def _lows(alignment: Ints, gap: Ints, gap_low: Ints, gap_high: Ints) -> Ints:
 
 
 def _classes(first: Ints, last: Ints, size: Ints, alignment: Ints) -> Ints:
-    """A number for each array, the same for arrays that differ in nothing that the search sees."""
+    """Return a number for each array, the same for arrays that the search cannot tell apart."""
     if len(first) == 0:
         return first
     keys = np.stack([first, last, size, alignment])

@@ -10,7 +10,7 @@ clock and enlarges the scratch space in between.
 Every rule is explained and proven at its switch in :class:`olla_solvers.place.search.rules.SearchRules`.
 
 numba's cache looks for changes in the file of the function that Python calls, and those are all in this file:
-whoever edits ``checks`` or ``lists`` must touch it too.
+whoever edits ``checks`` or ``lists`` must change it, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from olla_solvers.place.search.layout import (
     EXHAUSTED,
     FLOOR,
     FOUND,
-    HATLESS,
     LAST_RANK,
     LENGTH,
     LIMIT,
@@ -48,17 +47,17 @@ from olla_solvers.place.search.layout import (
     Ints,
     State,
 )
-from olla_solvers.place.search.lists import fit, has_room, merge, remember, sort, tighter, undo
+from olla_solvers.place.search.lists import fit, has_room, merge, remember, sort, undo
 from olla_solvers.place.search.rules import Switches
 
 
 @njit(cache=True)
 def begin(instance: Instance, rules: Switches, state: State, order: Ints) -> int:
-    """Make the root and its components; returns EXHAUSTED when it fails at once, else PAUSED.
+    """Make the root and its components; return EXHAUSTED if it fails at once, else PAUSED.
 
     Args:
-        instance: what to place.
-        rules: which rules are on.
+        instance: the arrays to place.
+        rules: the rules that are on.
         state: with ``low`` and ``rank`` set.
         order: all arrays by (low, rank).
     """
@@ -98,8 +97,6 @@ def run(instance: Instance, rules: Switches, state: State, nodes: int, work: int
                 remember_failure(state, current)
             if owner < 0:
                 return EXHAUSTED
-            if rules.hatless and node[owner, HATLESS]:
-                node[owner, CURSOR] = node[owner, LENGTH]
             register[CURRENT] = owner
             continue
         if not has_room(state, node[current, LENGTH]):
@@ -108,8 +105,6 @@ def run(instance: Instance, rules: Switches, state: State, nodes: int, work: int
         node[current, CURSOR] = position + 1
         child = _place(instance, rules, state, current, position)
         if child < 0:
-            if rules.hatless and node[current, HATLESS]:
-                node[current, CURSOR] = node[current, LENGTH]
             continue
         if child == 0:
             child = _after_success(node, current)
@@ -144,7 +139,7 @@ def _activate(instance: Instance, rules: Switches, state: State, index: int) -> 
 
 @njit(cache=True)
 def _next_candidate(instance: Instance, rules: Switches, state: State, index: int) -> int:
-    """Position of the next array to try at or after the cursor; the list's length when there is none."""
+    """Return the position of the next array to try from the cursor on; the list's length if there is none."""
     node = state.node[index]
     length = node[LENGTH]
     for position in range(node[CURSOR], length):
@@ -159,7 +154,7 @@ def _next_candidate(instance: Instance, rules: Switches, state: State, index: in
 
 @njit(cache=True)
 def _after_success(node: Ints, index: int) -> int:
-    """The component to go on with when one is placed completely, or -1 when all are."""
+    """Return the component to go on with when one is placed completely, or -1 if all are."""
     while index >= 0:
         if node[index, SIBLING] >= 0:
             return int(node[index, SIBLING])
@@ -169,7 +164,7 @@ def _after_success(node: Ints, index: int) -> int:
 
 @njit(cache=True)
 def _place(instance: Instance, rules: Switches, state: State, index: int, position: int) -> int:
-    """Put a node's candidate down; first child, 0 when nothing is left, -1 when it cannot be."""
+    """Put a node's candidate down; return the first child, 0 if nothing is left, -1 if it cannot be."""
     node = state.node[index]
     low, size, firsts, lasts = state.low, instance.size, instance.first, instance.last
     gap, alignment = instance.gap, instance.alignment
@@ -180,29 +175,24 @@ def _place(instance: Instance, rules: Switches, state: State, index: int, positi
     first, last = firsts[chosen], lasts[chosen]
     state.placed[chosen] = 1
     remember(state.trail, state.register, -1 - chosen, 0, 0)
-    kept, raised, touched = 0, 0, False
+    kept, raised = 0, 0
     for place in range(length):
         array = state.lists[start + place]
         if place == position:
             continue
-        if firsts[array] < last and first < lasts[array]:
-            touched = True
-            if low[array] < top:
-                rise = top
-                if alignment[array] > 1 or gap[array] < gap[array + 1]:
-                    rise = fit(gap, instance.gap_low, instance.gap_high, alignment[array], array, top)
-                if rise + size[array] > instance.capacity:
-                    node[HATLESS] = False
-                    state.blame[array] += 1
-                    return -1
-                remember(state.trail, state.register, array, low[array], state.rank[array])
-                low[array] = rise
-                state.changed[raised] = array
-                raised += 1
-                continue
+        if firsts[array] < last and first < lasts[array] and low[array] < top:
+            rise = top
+            if alignment[array] > 1 or gap[array] < gap[array + 1]:
+                rise = fit(gap, instance.gap_low, instance.gap_high, alignment[array], array, top)
+            if rise + size[array] > instance.capacity:
+                return -1
+            remember(state.trail, state.register, array, low[array], state.rank[array])
+            low[array] = rise
+            state.changed[raised] = array
+            raised += 1
+            continue
         state.remaining[kept] = array
         kept += 1
-    node[HATLESS] = not touched
     sort(state.low, state.rank, state.changed, raised)
     merge(state, kept, raised)
     return _split(
@@ -263,7 +253,7 @@ def _split(
         section = end
     _distribute(instance, state, count, first)
     several = state.register[NODE_TOP] - first > 1
-    if state.rerank[0] > 0 and rules.rerank and (several or owner == 0):
+    if rules.rerank and (several or owner == 0):
         for child in range(first, state.register[NODE_TOP]):
             _rerank(instance, state, child)
     if rules.known_failures:
@@ -302,24 +292,10 @@ def _rerank(instance: Instance, state: State, child: int) -> None:
         remember(state.trail, state.register, array, state.low[array], state.rank[array])
         most = 0
         for section in range(instance.first[array], instance.last[array]):
-            load = state.total[section]
-            if state.rerank[0] == 2:
-                load += state.floor[section]
-            most = max(most, load)
-        state.key[array] = most
+            most = max(most, state.total[section])
+        state.key[array] = -most
         state.changed[position] = array
-    step = 1
-    while step < length // 3:
-        step = 3 * step + 1
-    while step > 0:
-        for index in range(step, length):
-            array = state.changed[index]
-            hole = index
-            while hole >= step and tighter(state.key, state.rank, array, state.changed[hole - step]):
-                state.changed[hole] = state.changed[hole - step]
-                hole -= step
-            state.changed[hole] = array
-        step //= 3
+    sort(state.key, state.rank, state.changed, length)
     for position in range(length):
         state.rank[state.changed[position]] = position
     sort(state.low, state.rank, state.lists[start : start + length], length)
@@ -328,7 +304,7 @@ def _rerank(instance: Instance, state: State, child: int) -> None:
 
 @njit(cache=True)
 def _tightest_first(instance: Instance, state: State, first: int) -> int:
-    """Chain new nodes by SIBLING, the one with the least room in a section first; returns its index."""
+    """Chain new nodes by SIBLING, the one with the least room in a section first; return its index."""
     node = state.node
     head = -1
     for child in range(first, state.register[NODE_TOP]):

@@ -1,4 +1,4 @@
-"""What compiled code works on: the instance, the state of a search, and the columns of its stacks."""
+"""The data of compiled code: the instance, the state of a search, and the columns of its stacks."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ NODES, WORK, CURRENT, NODE_TOP, LIST_TOP, TRAIL_TOP = range(6)
     LAST_RANK,  # at FLOOR only arrays of higher rank may go
     CURSOR,  # next candidate to try
     LIMIT,  # candidates at or above are dominated
-    HATLESS,  # the candidate being tried overlaps nothing unplaced
     NODE_MARK,  # tops of the stacks when the node began
     LIST_MARK,
     TRAIL_MARK,
     KEY,  # two hashes of its arrays and their lows
     CHECK,
     ALL_ABOVE,  # if it fails, it has no solution with every offset at or above this
-) = range(17)
-NODE_COLUMNS = 17
+) = range(16)
+NODE_COLUMNS = 16
 
 
 class Instance(NamedTuple):
-    """What is placed, in units; arrays are indices.
+    """The arrays to place, in bytes; arrays are indices.
 
     Attributes:
         first: for each array its first section.
@@ -50,9 +49,9 @@ class Instance(NamedTuple):
         gap_low: starts of forbidden ranges of offsets, ascending for each array.
         gap_high: their ends, exclusive.
         block: for each section where its fixed blocks begin in ``block_low``; one longer.
-        block_low: first unit of each fixed block.
+        block_low: first byte of each fixed block.
         block_high: their ends, exclusive.
-        capacity: units available.
+        capacity: bytes available.
     """
 
     first: Ints
@@ -70,7 +69,7 @@ class Instance(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where the search stands.
+    """The state of a search.
 
     Attributes:
         low: for each array the lowest offset allowed; where it lies, once placed.
@@ -80,7 +79,7 @@ class State(NamedTuple):
         lists: the nodes' lists of arrays, a stack.
         trail: what to restore: (array, its low, its rank), or (-1 - array, 0, 0) for a placed one.
         register: counters and stack tops.
-        total: for each section the unplaced units; and so on: scratch of one expansion.
+        total: for each section the unplaced bytes; and so on: scratch of one expansion.
         crossing: for each boundary the arrays that cross it.
         floor: for each section the lowest offset of its unplaced arrays.
         following: for each section the next unpainted one.
@@ -88,11 +87,8 @@ class State(NamedTuple):
         remaining: the unplaced arrays, sorted.
         changed: the arrays just raised.
         key: for each array a sort key.
-        blame: for each array how often it rose out of the capacity, over all attempts.
-        section_blame: for each section how often its arrays did not fit, over all attempts.
         failed: components that failed, by key: (key, check, all above), shared by all orders; see
             ``SearchRules.known_failures``.
-        rerank: 1 in its only entry to rank by remaining totals at splits.
     """
 
     low: Ints
@@ -110,7 +106,38 @@ class State(NamedTuple):
     remaining: Ints
     changed: Ints
     key: Ints
-    blame: Ints
-    section_blame: Ints
     failed: Ints
-    rerank: Ints
+
+
+def new_state(arrays: int, sections: int, failed: Ints) -> State:
+    """Make room for a search of so many arrays in so many sections."""
+
+    def ints(*shape: int) -> Ints:
+        return np.zeros(shape, dtype=np.int64)
+
+    return State(
+        low=ints(arrays),
+        rank=ints(arrays),
+        placed=ints(arrays),
+        node=ints(2 * arrays + 2, NODE_COLUMNS),
+        lists=ints(16 * arrays + 64),
+        trail=ints(8 * arrays + 64, 3),
+        register=ints(6),
+        total=ints(sections + 2),
+        crossing=ints(sections + 2),
+        floor=ints(sections + 2),
+        following=ints(sections + 2),
+        bottom=ints(arrays),
+        remaining=ints(arrays),
+        changed=ints(arrays),
+        key=ints(arrays),
+        failed=failed,
+    )
+
+
+def enlarged(state: State) -> State:
+    """Return the state with its stacks doubled."""
+    return state._replace(
+        lists=np.concatenate([state.lists, np.empty_like(state.lists)]),
+        trail=np.concatenate([state.trail, np.empty_like(state.trail)]),
+    )

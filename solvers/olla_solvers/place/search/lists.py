@@ -1,4 +1,4 @@
-"""Compiled pieces that keep the nodes' sorted lists, and the trail that takes changes back."""
+"""Compiled functions that keep the nodes' sorted lists, and the trail that takes changes back."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from olla_solvers.place.search.layout import (
 
 
 @njit(cache=True, inline="always")
-def before(low: Ints, rank: Ints, one: int, other: int) -> bool:
-    """Whether an array stands before another in a node's list."""
-    return bool(low[one] < low[other] or (low[one] == low[other] and rank[one] < rank[other]))
+def before(low: Ints, rank: Ints, first: int, second: int) -> bool:
+    """Return True if the first array stands before the second in a node's list."""
+    return bool(low[first] < low[second] or (low[first] == low[second] and rank[first] < rank[second]))
 
 
 @njit(cache=True)
@@ -63,7 +63,7 @@ def remember(trail: Ints, register: Ints, array: int, low: int, rank: int) -> No
 
 @njit(cache=True)
 def undo(state: State, index: int) -> None:
-    """Take back all that happened since a node began."""
+    """Take back all changes since a node began."""
     node, register = state.node[index], state.register
     for position in range(register[TRAIL_TOP] - 1, node[TRAIL_MARK] - 1, -1):
         array = state.trail[position, 0]
@@ -77,15 +77,9 @@ def undo(state: State, index: int) -> None:
     register[NODE_TOP] = node[NODE_MARK]
 
 
-@njit(cache=True, inline="always")
-def tighter(key: Ints, rank: Ints, one: int, other: int) -> bool:
-    """Whether an array ranks before another by key, or by rank among equal keys."""
-    return bool(key[one] > key[other] or (key[one] == key[other] and rank[one] < rank[other]))
-
-
 @njit(cache=True)
 def fit(gap: Ints, gap_low: Ints, gap_high: Ints, alignment: int, array: int, offset: int) -> int:
-    """The lowest aligned offset from ``offset`` on at which an array collides with no fixed block."""
+    """Return the lowest aligned offset from ``offset`` on at which an array hits no fixed block."""
     offset = (offset + alignment - 1) // alignment * alignment
     for index in range(gap[array], gap[array + 1]):
         if gap_low[index] <= offset < gap_high[index]:
@@ -95,7 +89,7 @@ def fit(gap: Ints, gap_low: Ints, gap_high: Ints, alignment: int, array: int, of
 
 @njit(cache=True)
 def has_room(state: State, length: int) -> bool:
-    """Whether one expansion of a list fits: a list, a trail entry for each rise, each rank and the array."""
+    """Return True if one expansion fits: a list, a trail entry for each rise, each rank and the array."""
     register = state.register
     if register[LIST_TOP] + length > len(state.lists):
         return False

@@ -1,4 +1,4 @@
-"""What the exact search may leave out: every rule a switch, with the proof that it loses nothing.
+"""Rules by which the exact search leaves out placements: a switch each, with the proof that it loses nothing.
 
 Words used in the proofs. A *solution* gives every array an offset within the capacity, aligned, without
 collisions; a *smallest* one has the least sum of offsets among all solutions. In a smallest solution no array
@@ -23,10 +23,8 @@ class Switches(NamedTuple):
 
     dominance: bool
     section_floors: bool
-    monotone_floor: bool
     lift: bool
     local_dominance: bool
-    hatless: bool
     identical: bool
     decompose: bool
     rerank: bool
@@ -38,11 +36,6 @@ class SearchRules:
     """Which rules the search uses. The answer is the same with any of them off, only later.
 
     Attributes:
-        common_unit: divide sizes, fixed offsets and alignments by their greatest common divisor, and floor
-            the capacity to it. *Proof:* a low is 0, the end of a fixed block or the top of an array,
-            aligned, so every offset of a smallest solution is a multiple of the divisor. An alignment that
-            divides the divisor of the others always holds and is dropped, see
-            :func:`~olla_solvers.place.spans.unit_bytes`.
         maximal_sections: keep one section, that is a set of arrays alive together, for each run of births
             followed by a death, instead of one for each timestep with an event. *Proof:* the live set
             at any other time is a subset of a kept one, so two arrays meet in a kept section when they meet
@@ -54,30 +47,25 @@ class SearchRules:
         section_floors: fail when in some section the lowest offset open to its unplaced arrays, plus their
             total size, plus what fixed blocks take above that offset, exceeds the capacity. *Proof:* those
             arrays and blocks are disjoint and lie between that offset and the capacity.
-        monotone_floor: count no offset below the one placed last as open. *Proof:* listings ascend.
         lift: count no offset of a passed-over array as open below the lowest low + size of the arrays of
             its component that are not passed over. *Proof:* a passed-over array rises only when a neighbour
             is placed, and then to that one's top at least. The first of them to rise does so on an array
             that is not passed over, whose low never falls; any other rises on such a one or on one that rose.
+            (That listings ascend says less: none of these tops is below the offset placed last.)
         local_dominance: fail when a passed-over array j has no unplaced neighbour k (alive together with it)
             whose low, or the offset placed last if that is higher, is below j's low + size. *Proof:* j
             ends above its low, so, as it cannot move there, some neighbour that is placed later
             occupies a part of [low, low + size): it starts below that end, and nowhere under its own low or
             the offset placed last.
-        hatless: when the subtree below a candidate that overlaps nothing unplaced fails, its node fails.
-            *Proof:* suppose that a solution remains with another array next. Candidates are tried in
-            ascending order, so all its later offsets come after this candidate's (offset, rank). Take this
-            candidate out of the listing and put it first, at its low: nothing unplaced overlaps it, so the
-            rest stays a listing, and it lies in the failed subtree.
         identical: of arrays with the same sections, size and alignment, place the one listed first
             before the next. *Proof:* swapping them in a solution yields a solution of the same sum.
-        decompose: where no unplaced array crosses the border of two sections, search either side by itself;
+        decompose: if no unplaced array crosses the border of two sections, search either side by itself;
             if one fails, so does the node. *Proof:* no array of one side constrains one of the
             other, and any part of a listing is in ascending order too.
         rerank: at a split order the arrays of a component anew, the tightest section first. *Proof:* ties are
             in any given order, so the only loss would be a component whose listing begins at the offset
             placed last; the rank of that array is therefore forgotten there, which only adds listings.
-        known_failures: remember components that failed, and fail at once where one comes up again, in any
+        known_failures: remember components that failed, and fail at once if one comes up again, in any
             order of trial. *Proof:* what is placed acts on a component through the lows of its arrays alone,
             so these decide what its part of a smallest solution may be. A node that failed shows that no such
             part begins at or above its first candidate (or just above that, where a passed-over array has the
@@ -86,24 +74,21 @@ class SearchRules:
             a million components, two are taken for one with a chance below 10⁻²⁶.
     """
 
-    common_unit: bool = True
     maximal_sections: bool = True
     dominance: bool = True
     section_floors: bool = True
-    monotone_floor: bool = True
     lift: bool = True
     local_dominance: bool = True
-    hatless: bool = True
     identical: bool = True
     decompose: bool = True
     rerank: bool = True
     known_failures: bool = True
 
     def switches(self) -> Switches:
-        """The part of the rules that compiled code looks at."""
+        """Return the rules that compiled code looks at."""
         return Switches(*(bool(getattr(self, name)) for name in Switches._fields))
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The rules' names, in the order of the class."""
-        return tuple(each.name for each in fields(cls))
+        """Return the rules' names, in the order of the class."""
+        return tuple(field.name for field in fields(cls))

@@ -1,7 +1,7 @@
 """Spans as comma-separated values, the format of google/minimalloc.
 
-A header, then one line for each span: ``id,lower,upper,size``, ``upper`` exclusive, sizes in bytes; and,
-where wanted, ``offset`` (given beforehand, may be empty) and ``alignment`` (may be empty, for 1). A placement
+A header, then one line for each span: ``id,lower,upper,size``, ``upper`` exclusive, sizes in bytes; and
+optionally ``offset`` (given beforehand, may be empty) and ``alignment`` (may be empty, for 1). A placement
 is written as ``id,lower,upper,size,offset``.
 """
 
@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from olla_solvers.errors import ProblemError
-from olla_solvers.place.checks import fault_of
-from olla_solvers.place.greedy import given_collision
 from olla_solvers.plan import Span
 from olla_solvers.problem import MOST_BYTES, Bytes, Offset
+from olla_solvers.spans.checks import fault_of, given_collision
 
 REQUIRED = ("id", "lower", "upper", "size")
 OPTIONAL = ("offset", "alignment")
@@ -27,17 +26,17 @@ def read_spans(path: str | Path, *, capacity_bytes: Bytes | None = None) -> tupl
     """Read spans from a file.
 
     Args:
-        path: of the file.
-        capacity_bytes: room for all; no span may be larger. None for no limit.
+        path: the file.
+        capacity_bytes: room for all spans, which none may exceed; None for no limit.
 
     Returns:
         One span for each line.
 
     Raises:
-        ProblemError: naming file and line, when the file is no such table, a value is no whole number, an id
-            occurs twice, ``upper`` is not above ``lower``, a size is not positive or above the capacity, or
-            two given offsets collide, with both lines.
-        OSError: when the file cannot be read.
+        ProblemError: naming file and line, if the file is not such a table, a value is not a whole number, an
+            id occurs twice, ``upper`` is not above ``lower``, a size is not positive or above the capacity,
+            or two given offsets collide (naming both lines).
+        OSError: if the file cannot be read.
     """
     rows = _rows(path)
     if not rows:
@@ -69,7 +68,7 @@ def write_placement(path: str | Path, spans: Sequence[Span], offsets: Sequence[O
     """Write spans with their offsets to a file.
 
     Args:
-        path: of the file.
+        path: the file.
         spans: as read.
         offsets: one for each span.
     """
@@ -77,7 +76,7 @@ def write_placement(path: str | Path, spans: Sequence[Span], offsets: Sequence[O
 
 
 def placement_text(spans: Sequence[Span], offsets: Sequence[Offset]) -> str:
-    """What :func:`write_placement` writes."""
+    """Return the text that :func:`write_placement` writes."""
     lines = [",".join((*REQUIRED, "offset"))]
     for span, offset in zip(spans, offsets, strict=True):
         lines.append(f"{_quoted(span.name)},{span.lower},{span.upper},{span.size_bytes},{offset}")
@@ -85,7 +84,7 @@ def placement_text(spans: Sequence[Span], offsets: Sequence[Offset]) -> str:
 
 
 def _rows(path: str | Path) -> list[tuple[int, list[str]]]:
-    """Each row with the line on which it ends."""
+    """Return each row with the line on which it ends."""
     line = 1
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
@@ -137,10 +136,10 @@ def _refuse_collision(path: str | Path, spans: Sequence[Span], lines: Mapping[st
     clash = given_collision(spans)
     if clash is None:
         return
-    one, other = sorted((spans[each] for each in clash), key=lambda span: lines[span.name])
+    first, second = sorted((spans[index] for index in clash), key=lambda span: lines[span.name])
     raise ProblemError(
-        f"{path}, line {lines[other.name]}: the given offsets of {other.name!r} {_extent(other)} and "
-        f"{one.name!r} {_extent(one)}, in line {lines[one.name]}, overlap while both are alive"
+        f"{path}, line {lines[second.name]}: the given offsets of {second.name!r} {_extent(second)} and "
+        f"{first.name!r} {_extent(first)}, in line {lines[first.name]}, overlap while both are alive"
     )
 
 
@@ -159,7 +158,7 @@ def _number(where: str, column: str, text: str) -> int:
 
 
 def _quoted(name: str) -> str:
-    """A name as one value."""
-    if any(each in name for each in ',"\r\n'):
+    """Return a name as one value of the table."""
+    if any(character in name for character in ',"\r\n'):
         return '"' + name.replace('"', '""') + '"'
     return name

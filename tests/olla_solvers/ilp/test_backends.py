@@ -46,7 +46,7 @@ def test_bounds_of_whole_columns_are_whole() -> None:
 
 
 def test_importing_loads_neither_torch_nor_a_solver() -> None:
-    root = Path(backends.__file__).resolve().parent.parent
+    root = Path(backends.__file__).resolve().parents[2]
     code = f"import sys; sys.path.insert(0, {str(root)!r})\n{IMPORTS}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
@@ -83,7 +83,7 @@ def test_an_infeasible_model_is_told_apart(solver: str) -> None:
 def test_what_cbc_calls_infeasible_at_its_limit_is_not_believed(
     out_of_time: bool, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the limit falls into the first relaxation, which happens by chance, CBC's log says this."""
+    """CBC's log says this if the limit falls into the first relaxation, which happens by chance."""
     monkeypatch.chdir(tmp_path)
     Path("solver.log").write_text("Presolve ...\nResult - Linear relaxation infeasible\n", encoding="utf-8")
     problem = pulp.LpProblem("any", pulp.LpMinimize)

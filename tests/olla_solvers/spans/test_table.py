@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from olla_solvers.errors import ProblemError
-from olla_solvers.place.spans_csv import read_spans, write_placement
 from olla_solvers.plan import Span
+from olla_solvers.spans.table import read_spans, write_placement
 
 HEADER = "id,lower,upper,size\n"
 

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given, settings
 
 from olla_solvers.baselines.caching_allocator import ROUNDING_BYTES, replay
+from olla_solvers.baselines.smartpool import birth_first_fit, size_best_fit, size_first_fit
 from olla_solvers.errors import ProblemError, SolverUnavailableError
 from olla_solvers.ilp.place_program import place_program
 from olla_solvers.paper.pyramid import pyramid
-from olla_solvers.place import METHODS, auto, place
-from olla_solvers.place.bound import max_live_bytes
-from olla_solvers.place.greedy import by_birth, by_size, given_collision, greedy
-from olla_solvers.place.skyline import height_bytes
+from olla_solvers.place import auto, place
+from olla_solvers.placer import METHODS, place_with
 from olla_solvers.plan import Span
+from olla_solvers.spans import height_bytes, max_live_bytes
+from olla_solvers.spans.checks import given_collision
 from tests.olla_solvers.graphs import spans
 from tests.olla_solvers.place.checking import assert_valid, lowest_height, random_instance
 
@@ -28,7 +29,7 @@ def test_methods_keep_given_offsets_and_alignments(method: str) -> None:
     @settings(max_examples=60, deadline=None, derandomize=True)
     @given(spans(9, given=True))
     def check(items: tuple[Span, ...]) -> None:
-        placement = place(items, method=method, solver="none", time_limit=5)
+        placement = place_with(items, method=method, solver="none", time_limit=5)
         assert_valid(items, placement.offsets)
         assert placement.height_bytes == height_bytes(items, placement.offsets)
         assert max_live_bytes(items) <= placement.lower_bound_bytes <= placement.height_bytes
@@ -42,7 +43,7 @@ def test_programs_keep_given_offsets_and_alignments(method: str, solver: str) ->
     draw = random.Random(5)
     cases = [items for items in (random_instance(draw) for _ in range(20)) if given_collision(items) is None]
     for items in cases[:8]:
-        placement = place(items, method=method, solver=solver)
+        placement = place_with(items, method=method, solver=solver)
         assert_valid(items, placement.offsets)
         assert placement.solver.solver == solver
         if method == "mip":
@@ -68,16 +69,16 @@ def test_first_fit_takes_the_lowest_hole_and_best_fit_the_smallest() -> None:
         Span("b", 0, 2, 4, 1, 14),
         Span("c", 0, 2, 3),
     )
-    assert greedy(given_walls, by_size) == (6, 14, 0)
-    assert greedy(given_walls, by_size, best_fit=True) == (6, 14, 10)
+    assert size_first_fit(given_walls) == (6, 14, 0)
+    assert size_best_fit(given_walls) == (6, 14, 10)
     full = (*given_walls, Span("d", 1, 2, 9))
-    assert greedy(full, by_size, best_fit=True)[3] == 18
+    assert size_best_fit(full)[3] == 18
 
 
 def test_greedy_by_size_places_the_largest_first_and_by_birth_the_eldest() -> None:
     items = (Span("young", 1, 3, 9), Span("old", 0, 2, 2))
-    assert greedy(items, by_size) == (0, 9)
-    assert greedy(items, by_birth) == (2, 0)
+    assert size_first_fit(items) == (0, 9)
+    assert birth_first_fit(items) == (2, 0)
 
 
 def test_the_pyramid_nests_lifetimes() -> None:
@@ -118,7 +119,7 @@ def test_the_caching_allocator_reuses_what_it_freed() -> None:
 def test_without_numba_skylines_are_kept_and_the_report_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
     monkeypatch.setattr(auto, "is_available", lambda: False)
-    gap = next(each for each in _with_gap() if each)
+    gap = _with_gap()[0]
     placement = place(gap, solver="none")
     assert_valid(gap, placement.offsets)
     assert placement.found_by.count("pip install 'olla-fx[search]'") == 1
@@ -130,10 +131,10 @@ def _with_gap() -> list[tuple[Span, ...]]:
     draw = random.Random(8)
     made = (random_instance(draw) for _ in range(400))
     return [
-        each
-        for each in made
-        if given_collision(each) is None
-        and place(each, method="skylines").height_bytes > max_live_bytes(each)
+        items
+        for items in made
+        if given_collision(items) is None
+        and place_with(items, method="skylines").height_bytes > max_live_bytes(items)
     ]
 
 
@@ -143,11 +144,11 @@ def test_the_search_by_name_needs_numba(monkeypatch: pytest.MonkeyPatch) -> None
     driver.compilation_seconds.cache_clear()
     monkeypatch.setattr(driver, "is_available", lambda: False)
     with pytest.raises(SolverUnavailableError, match=r"pip install 'olla-fx\[search\]'"):
-        place((Span("a", 0, 2, 1),), method="search")
+        place_with((Span("a", 0, 2, 1),), method="search")
 
 
 def test_unknown_methods_and_programs_without_a_solver_are_refused() -> None:
     with pytest.raises(ProblemError, match=r"unknown method 'best'.*skyline"):
-        place((), method="best")
+        place_with((), method="best")
     with pytest.raises(SolverUnavailableError, match="name its solver"):
-        place((Span("a", 0, 2, 1),), method="mip", solver="none")
+        place_with((Span("a", 0, 2, 1),), method="mip", solver="none")
