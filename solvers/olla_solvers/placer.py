@@ -31,6 +31,7 @@ from olla_solvers.paper.pyramid import pyramid
 from olla_solvers.place.auto import place_auto, run_program
 from olla_solvers.place.bisection import bisect, when_compiled
 from olla_solvers.place.heuristics import best_of_heuristics
+from olla_solvers.place.search import compilation_so_far
 from olla_solvers.place.skyline import longest_lifetime, skyline
 from olla_solvers.place.task import Candidate, Result, Task
 from olla_solvers.plan import Placement, Span
@@ -73,11 +74,13 @@ def place_with(
     task = Task.checked(spans, solver=solver, time_limit=time_limit, capacity_bytes=capacity_bytes)
     if capacity_bytes is not None:
         refuse_impossible(spans, capacity_bytes, task.effort)
+    compiled = compilation_so_far()
     result = METHODS[method](task)
     height = result.candidate.height_bytes
     if capacity_bytes is not None and height > capacity_bytes:
         if result.bound_bytes > capacity_bytes:
-            refuse_proven(spans, capacity_bytes, task.effort)
+            deadline = task.effort.deadline + compilation_so_far() - compiled  # compiling counts nowhere
+            refuse_proven(spans, capacity_bytes, replace(task.effort, deadline=deadline))
         raise NoSolutionError(
             f"nothing within the capacity of {capacity_bytes} B was found in "
             f"{time.monotonic() - task.start:.1f} s, nor ruled out; the lowest placement found needs "
