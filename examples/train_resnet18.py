@@ -139,7 +139,7 @@ def main() -> int:
         ("requests served outside: outputs", f"{counts.outputs:,}"),
         ("requests served outside: others", f"{counts.outside:,}"),
         ("requests on worker threads", f"{counts.requests_on_worker_threads:,}"),
-        *((f"seconds to {stage}", f"{spent:.3f}") for stage, spent in plan.timings.items()),
+        *((f"seconds, {stage}", f"{spent:.3f}") for stage, spent in plan.timings.items()),
         *((f"seconds a step, {name} (median)", f"{median(times):.4f}") for name, times in usual.items()),
         ("planned / eager (median of pairs)", f"{median(ratios):.3f}"),
         ("losses and weights identical", "yes" if same else "no"),

@@ -91,6 +91,7 @@ def compile_step(request: CompileRequest) -> CompiledStep:
         memory = place_schedule(problem, schedule, solver=solver, time_limit=time_limit)
         validate(problem, memory)
         disk_cache.save_plan(path, memory)
+    seconds.update(memory.timings)
     in_buffer = request.runs and request.in_buffer and arena.available(captured.device)
     begin_operator = arena.begin_operator_function(captured.device) if in_buffer else None
     emitted = EmittedStep((), (), ())
@@ -99,7 +100,7 @@ def compile_step(request: CompileRequest) -> CompiledStep:
             emitted = emit(dataflow, problem, memory, captured.inputs, begin_operator)
     if in_buffer:
         seconds["build"] = arena.build_seconds() or 0.0
-    plan = Plan(problem, memory, None, {**seconds, **memory.timings}, captured.recomputed)
+    plan = Plan(problem, memory, None, seconds, captured.recomputed)
     return CompiledStep(captured, dataflow, plan, Binding.BUFFER if in_buffer else Binding.STOCK, emitted)
 
 
