@@ -18,7 +18,6 @@ from olla_fx.arena import (
     interrupted,
 )
 from olla_fx.errors import ArenaBusyError
-from tests.olla_fx.harness import is_busy
 
 
 def floats(count: int) -> torch.Tensor:
@@ -198,14 +197,14 @@ def test_a_region_can_be_entered_once_at_a_time() -> None:
     arena, other = two_places(), two_places()
     with arena.region():
         assert arena.is_busy
-        assert is_busy(other)
+        assert other.stats.is_busy
         with pytest.raises(ArenaBusyError, match="this buffer is already running a step"), arena.region():
             pass
         with pytest.raises(ArenaBusyError, match="another arena"), other.region():
             pass
         arena.begin_operator(0)
         assert arena.buffer.contains(floats(100).data_ptr())
-    assert not is_busy(other)
+    assert not other.stats.is_busy
 
 
 def test_two_arenas_take_turns() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn, optim
 
 from olla_fx.models import import_torchvision, logits_loss
-from tests.olla_fx.helpers import Twins
+from tests.olla_fx.harness import WholeStep
 
 SIZES = {
     "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -31,8 +31,8 @@ def segmenting() -> nn.Module:
     )  # fmt: skip
 
 
-def train(model, batches, loss_fn=logits_loss) -> Twins:
-    return Twins(model, partial(optim.SGD, lr=0.1), batches[0], loss_fn).run(batches)
+def train(model, batches, loss_fn=logits_loss) -> WholeStep:
+    return WholeStep(model, partial(optim.SGD, lr=0.1), batches[0], loss_fn).run(batches)
 
 
 def pixels():

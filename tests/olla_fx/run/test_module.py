@@ -10,7 +10,7 @@ from torch import nn
 import olla_fx
 from olla_fx import StepInputError
 from tests.olla_fx.comparisons import assert_same, assert_same_gradients
-from tests.olla_fx.harness import OwnLoop, WholeStep, stats
+from tests.olla_fx.harness import OwnLoop, WholeStep
 from tests.olla_fx.helpers import mlp, sgd, vectors
 
 
@@ -77,14 +77,14 @@ def test_inputs_that_are_taken_by_name_only_may_be_left_out():
 
 def test_a_first_and_a_second_call():
     pair = WholeStep(mlp(), sgd, vectors(1)[0])
-    assert stats(pair.step).counts.served == 0
-    assert stats(pair.step).outside_log == ()
+    assert pair.step.stats.counts.served == 0
+    assert pair.step.stats.outside_log == ()
     pair.step.poison()
     pair.run(vectors(1))
-    assert stats(pair.step).counts.served > 0
+    assert pair.step.stats.counts.served > 0
     pair.run(vectors(1))
-    assert stats(pair.step).counts.served_bytes > 0
-    assert stats(pair.step).counts.requests_on_worker_threads == 0
+    assert pair.step.stats.counts.served_bytes > 0
+    assert pair.step.stats.counts.requests_on_worker_threads == 0
 
 
 def test_the_graph_module_in_force_is_readable():
