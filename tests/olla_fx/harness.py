@@ -144,6 +144,11 @@ class EagerAndPlanned:
             if not module.stats.is_busy:
                 module.poison()
 
+    def replan(self) -> None:
+        """Let every planned module forget its plans."""
+        for module in self.planned_modules():
+            module.replan()
+
     def run_loop(
         self,
         loop: Callable[[Callable[..., Any], nn.Module], object],
@@ -255,6 +260,12 @@ class WholeStep(EagerAndPlanned):
             warnings.simplefilter("error")
             for scheduler in self.schedulers:
                 scheduler.step()
+
+    def replan(self) -> None:
+        """Let the planned module forget its plans; all kinds of batches are new to it."""
+        super().replan()
+        self._kinds_of_batches.clear()
+        self._unsettled_runs = 0
 
     def _check_service(self, batch: Batch) -> None:
         """Check where arrays were, and that only new kinds of batches and replans led to new plans."""

@@ -66,6 +66,20 @@ def test_attributes_of_the_model():
         step.nothing  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["counts", "binding", "graphed", "replans", "stock_runs", "outside_log", "cache", "options", "model"],
+)
+def test_an_attribute_of_the_model_is_not_hidden(name):
+    model = mlp()
+    setattr(model, name, 7)
+    step = olla_fx.optimize(model, vectors(1)[0][0], solver="none")
+    assert getattr(step, name) == 7
+    setattr(step, name, 8)
+    assert getattr(model, name) == getattr(step, name) == 8
+    assert step.stats.replans == 0
+
+
 def test_inputs_that_are_taken_by_name_only_may_be_left_out():
     x = vectors(1)[0][0]
     pair = OwnLoop(Scaled(), x)
