@@ -41,6 +41,7 @@ _BY_IDENTITY = (
     types.ModuleType,
     logging.Logger,
     torch.Tensor,
+    *torch_compat.OPERATOR_TYPES,
 )
 _OF_PARTS = (types.MethodType, functools.partial, np.ndarray, *_GENERATORS)
 

@@ -33,7 +33,7 @@ from olla_fx.torch_compat.modules import (
     refresh_weight_list,
     share_tables,
 )
-from olla_fx.torch_compat.operators import OpOverload, is_erased, overload_name, schema_of
+from olla_fx.torch_compat.operators import OPERATOR_TYPES, OpOverload, is_erased, overload_name, schema_of
 from olla_fx.torch_compat.patches import (
     attribute_reads,
     seeding_replaced,
@@ -78,6 +78,7 @@ __all__ = [
     "NEWEST_TESTED",
     "NORM_TYPE",
     "OLDEST_TESTED",
+    "OPERATOR_TYPES",
     "UNINITIALIZED",
     "OpOverload",
     "TorchDispatchMode",

@@ -9,6 +9,9 @@ from torch import fx
 
 OpOverload = torch._ops.OpOverload
 
+OPERATOR_TYPES = (torch._ops.OperatorBase, torch._ops.OpOverloadPacket, torch._library.custom_ops.CustomOpDef)
+"""Types of what calls an operator; the objects keep caches, which fill up as they are used."""
+
 
 def schema_of(operator: Any) -> Any:
     """Return the schema of an operator: its name, arguments, results, and what it writes to."""

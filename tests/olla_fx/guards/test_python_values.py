@@ -12,7 +12,7 @@ from torch import nn, optim
 
 import olla_fx
 from olla_fx import CaptureError, UnsupportedOptimizerError
-from tests.olla_fx.harness import WholeStep, assert_served
+from tests.olla_fx.harness import WholeStep, assert_served, check_inference
 from tests.olla_fx.helpers import SmallNet, images, mlp, sgd, vectors
 
 
@@ -326,3 +326,24 @@ def test_other_global_variables_may_change(monkeypatch):
 def test_a_forward_that_changes_a_global_variable_is_refused():
     with pytest.raises(CaptureError, match=r"Counting\.forward: CALLS"):
         planned(Counting())
+
+
+@torch.library.custom_op("olla_fx_tests::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+doubled.register_fake(torch.empty_like)
+relu = torch.ops.aten.relu
+
+
+class Operators(nn.Module):
+    """Reads operators from global variables, which keep caches of their own."""
+
+    def forward(self, x):
+        return relu(doubled(x))
+
+
+def test_operators_in_global_variables_change_nothing():
+    step = check_inference(Operators(), [(torch.randn(4),)] * 3, outputs=1)
+    assert step.stats.replans == 0
