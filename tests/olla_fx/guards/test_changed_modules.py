@@ -128,10 +128,10 @@ def test_a_gradient_that_is_wanted_later(key: str) -> None:
     planned = olla_fx.optimize(model, torch.randn(3, 4), solver="none")
     x = torch.randn(3, 4)
     for wanted in (False, True, True, False):
-        for one, runs in ((eager, eager), (model, planned)):
-            getattr(one, key).requires_grad_(wanted)
-            getattr(one, key).grad = None
-            runs(x).sum().backward()
+        for holder, called in ((eager, eager), (model, planned)):
+            getattr(holder, key).requires_grad_(wanted)
+            getattr(holder, key).grad = None
+            called(x).sum().backward()
         assert (getattr(model, key).grad is not None) == wanted
         assert_same(getattr(model, key).grad, getattr(eager, key).grad, key)
 

@@ -1,4 +1,4 @@
-"""What transformers' models do beside computing keeps none from being captured."""
+"""Captures models of transformers with all that they do beside computing."""
 
 from functools import partial
 from importlib import import_module
@@ -55,7 +55,7 @@ def test_hooks_that_gather_hidden_states_run_while_tracing():
 def test_hooks_that_an_earlier_forward_added_are_taken():
     model = segmenting()
     model(torch.randn(1, 3, 16, 16), output_hidden_states=True)
-    assert any(each._forward_hooks for each in model.modules())
+    assert any(module._forward_hooks for module in model.modules())
     train(model, pixels(), nearness)
 
 

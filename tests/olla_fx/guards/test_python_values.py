@@ -194,7 +194,7 @@ def test_a_loss_that_holds_the_model():
 
         def forward(self, answer, target):
             return F.cross_entropy(answer, target) + sum(
-                each.square().sum() for each in self.model.parameters()
+                weight.square().sum() for weight in self.model.parameters()
             )
 
     model = mlp()
