@@ -14,7 +14,7 @@ from torch import fx
 
 from olla_fx import torch_compat
 from olla_fx.errors import CaptureError
-from olla_fx.torch_compat import pytree, storage_key
+from olla_fx.torch_compat import pytree, schema_of, storage_key
 
 
 def storages_of(value: object) -> list[int | None]:
@@ -29,7 +29,7 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
     if not isinstance(node.target, torch_compat.OpOverload):
         return []
     written: list[fx.Node] = []
-    for position, argument in enumerate(node.target._schema.arguments):
+    for position, argument in enumerate(schema_of(node.target).arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
@@ -75,7 +75,7 @@ def is_free(node: fx.Node) -> bool:
                 f"(node {node.name})"
             )
         return True
-    if not tensors or node.target._schema.is_mutable:
+    if not tensors or schema_of(node.target).is_mutable:
         return False
     sources = {key for argument in node.all_input_nodes for key in storages_of(argument.meta.get("val"))}
     return all(key in sources for key in tensors)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from olla_fx import torch_compat
+from olla_fx.torch_compat import schema_of
 
 aten = torch.ops.aten
 _library = torch.library.Library("olla_fx", "DEF")  # type: ignore[no-untyped-call]
@@ -28,7 +29,7 @@ def _define(
     name: str, original: Any, run: Callable[..., Any], fake: Callable[..., Any], results: str | None = None
 ) -> Any:
     """Define an operator with the arguments of ``original``, and its results unless others are given."""
-    arguments, returned = str(original._schema).split(" -> ")
+    arguments, returned = str(schema_of(original)).split(" -> ")
     _library.define(f"{name}{arguments[arguments.index('(') :]} -> {results or returned}")  # type: ignore[no-untyped-call]
     _library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"olla_fx::{name}", fake, lib=_library)

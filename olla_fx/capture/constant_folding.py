@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from olla_fx import operators, torch_compat
-from olla_fx.torch_compat import TorchDispatchMode, pytree
+from olla_fx.torch_compat import TorchDispatchMode, pytree, schema_of
 
 aten = torch.ops.aten
 _MAX_ELEMENTS = 1 << 22
@@ -91,7 +91,7 @@ class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _expression_of(self, operator: Any, arguments: tuple[Any, dict[str, Any]]) -> _Expression | None:
         """Return the expression of an operator's first result; None if an argument is no constant."""
-        if operator._schema.is_mutable or not _is_deterministic(operator):
+        if schema_of(operator).is_mutable or not _is_deterministic(operator):
             return None
         leaves, spec = pytree.tree_flatten(arguments)
         constants: list[Any] = []
@@ -112,15 +112,15 @@ class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _is_deterministic(operator: Any) -> bool:
     """Return True if an operator's results are neither random nor uninitialised."""
-    return torch.Tag.nondeterministic_seeded not in operator.tags and "empty" not in operator._schema.name
+    return torch.Tag.nondeterministic_seeded not in operator.tags and "empty" not in schema_of(operator).name
 
 
 def _written_tensors(operator: Any, arguments: tuple[Any, dict[str, Any]]) -> list[torch.Tensor]:
     """Return the arguments that an operator writes to."""
     args, kwargs = arguments
-    if not operator._schema.is_mutable:
+    if not schema_of(operator).is_mutable:
         return []
-    schema = operator._schema.arguments
+    schema = schema_of(operator).arguments
     values = {**dict(zip((argument.name for argument in schema), args, strict=False)), **kwargs}
     written = [
         values.get(argument.name)

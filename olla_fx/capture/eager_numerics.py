@@ -25,6 +25,7 @@ from olla_fx import operators, torch_compat
 from olla_fx.capture.constant_folding import ConstantFolding
 from olla_fx.capture.recomputation import Draws
 from olla_fx.errors import CaptureError
+from olla_fx.torch_compat import overload_name, schema_of
 
 aten = torch.ops.aten
 _SELF_ATTENTION = aten._native_multi_head_attention.default
@@ -53,7 +54,7 @@ class EagerNumerics(ConstantFolding):  # type: ignore[no-untyped-call]
         replacement = _REPLACEMENTS.get(operator)
         if replacement is not None:
             return replacement(*args, **kwargs)
-        functional = _functional_form(operator) if operator._schema.is_mutable else None
+        functional = _functional_form(operator) if schema_of(operator).is_mutable else None
         if functional is None or _is_dense(args[0]):
             return super().run(operator, args, kwargs)
         target = args[0]
@@ -85,7 +86,7 @@ def _lstm_layer_backward(*arguments: Any) -> Any:
 
 def _self_attention(*arguments: Any, **options: Any) -> Any:
     """Return attention weights only if asked, as the fused kernel does; its fake form always returns them."""
-    names = [argument.name for argument in _SELF_ATTENTION._schema.arguments]
+    names = [argument.name for argument in schema_of(_SELF_ATTENTION).arguments]
     position = names.index("need_weights")
     attended, weights = _SELF_ATTENTION(*arguments, **options)
     need_weights = options.get("need_weights", True) if position >= len(arguments) else arguments[position]
@@ -120,16 +121,16 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
 
 def _functional_form(operator: torch_compat.OpOverload) -> torch_compat.OpOverload | None:
     """Return the functional form of an in-place operator; None without one, or if it draws random numbers."""
-    name = operator._schema.name.removeprefix("aten::")
+    name = schema_of(operator).name.removeprefix("aten::")
     if operator.namespace != "aten" or not name.endswith("_") or name.endswith("__"):
         return None
     if operator is aten.copy_.default or torch.Tag.nondeterministic_seeded in operator.tags:
         return None
-    functional = getattr(getattr(aten, name.removesuffix("_"), None), operator._overloadname, None)
-    if not isinstance(functional, torch_compat.OpOverload) or functional._schema.is_mutable:
+    functional = getattr(getattr(aten, name.removesuffix("_"), None), overload_name(operator), None)
+    if not isinstance(functional, torch_compat.OpOverload) or schema_of(functional).is_mutable:
         return None
-    names = [argument.name for argument in operator._schema.arguments]
-    return functional if names == [argument.name for argument in functional._schema.arguments] else None
+    names = [argument.name for argument in schema_of(operator).arguments]
+    return functional if names == [argument.name for argument in schema_of(functional).arguments] else None
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

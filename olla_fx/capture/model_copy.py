@@ -75,8 +75,7 @@ class ModelCopy:
                 slot.table(self.modules[slot.owner])[slot.key] = tensor
         for module in self.modules.values():
             if isinstance(module, nn.RNNBase):
-                # Recurrent modules keep their parameters in a list, too.
-                module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
+                torch_compat.refresh_weight_list(module)
 
     def attributes(self) -> dict[str, object]:
         """Return snapshots, by name, of the copies' Python attributes and loose tensors.
@@ -113,8 +112,8 @@ class ModelCopy:
                 if present is not tensor or torch_compat.storage_key(present) != storage:
                     replaced[f"{slot.owner}.{slot.key}".lstrip(".")] = "replaced"
         for owner, module in self.modules.items():
-            for key, value in (*module._parameters.items(), *module._buffers.items()):
-                if value is not None and (owner, key) not in known:
+            for key, _ in torch_compat.own_tensors(module):
+                if (owner, key) not in known:
                     replaced[f"{owner}.{key}".lstrip(".")] = "new"
         return replaced
 
@@ -146,7 +145,7 @@ def _refuse_hooks(modules: Mapping[str, nn.Module], *, gradients_are_made: bool)
                     f"{getattr(hook, '__qualname__', hook)!r}: it would run once, while capturing, and in no "
                     "step. Remove it, or put its work into the module's forward"
                 )
-        for key, parameter in module._parameters.items():
+        for key, parameter in torch_compat.parameters_of(module).items():
             if gradients_are_made:
                 break  # autograd runs such hooks on the gradients that it is handed
             if parameter is not None and torch_compat.tensor_hooks(parameter):

@@ -105,7 +105,7 @@ def parameter_names(
     """
     names: dict[int, str] = {}
     for owner, module in modules.items():
-        for key, parameter in module._parameters.items():
+        for key, parameter in torch_compat.parameters_of(module).items():
             names.setdefault(id(parameter), f"{owner}.{key}" if owner else key)
     found = []
     for index, group in enumerate(optimizer.param_groups):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from olla_fx import torch_compat
-from olla_fx.torch_compat import pytree
+from olla_fx.torch_compat import pytree, schema_of
 
 aten = torch.ops.aten
 
@@ -52,6 +52,6 @@ class Draws:
             # The kernel's own arithmetic: the mask's elements, then the scale.
             scale = 0.0 if args[1] == 1 else 1.0 / (1.0 - args[1])
             return args[0].mul(first).mul(scale), first
-        if operator._schema.is_mutable:
+        if schema_of(operator).is_mutable:
             return args[0].copy_(first)
         return pytree.tree_map_only(torch.Tensor, torch.clone, first)

@@ -78,8 +78,7 @@ def refuse_baked_tensors(graph_module: fx.GraphModule, modules: Mapping[str, nn.
     names = {
         torch_compat.storage_key(tensor): f"{owner}.{key}".lstrip(".")
         for owner, module in modules.items()
-        for key, tensor in (*module._parameters.items(), *module._buffers.items())
-        if tensor is not None
+        for key, tensor in torch_compat.own_tensors(module)
     }
     for node in graph_module.graph.find_nodes(op="get_attr"):
         constant = getattr(graph_module, str(node.target), None)
@@ -133,7 +132,7 @@ def explained(model: nn.Module) -> Iterator[None]:
         averaging = [
             path
             for path, module in model.named_modules()
-            if isinstance(module, nn.modules.batchnorm._NormBase)
+            if isinstance(module, torch_compat.NORM_TYPE)
             and module.momentum is None
             and module.track_running_stats
         ]

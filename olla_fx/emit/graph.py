@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import cast
 
 from torch import fx
@@ -152,14 +153,15 @@ class _Phase:
             if self._before is None or self._kept is None or node not in self._before._emitted:
                 raise ValueError(f"{node.name} is used before it is made")
             self.taken.append(node)
-            with self.target.inserting_before(_first_line(self.target)):
+            first = _first_line(self.target)
+            with nullcontext() if first is None else self.target.inserting_before(first):
                 self._emitted[node] = self.target.call_method("pop", (self._kept,))
         return self._emitted[node]
 
 
-def _first_line(graph: fx.Graph) -> fx.Node:
-    """Return the first node that is neither a placeholder nor takes over a kept value."""
-    return next((node for node in graph.nodes if node.op not in ("placeholder", "call_method")), graph._root)
+def _first_line(graph: fx.Graph) -> fx.Node | None:
+    """Return the first node that is neither a placeholder nor takes over a kept value, if there is one."""
+    return next((node for node in graph.nodes if node.op not in ("placeholder", "call_method")), None)
 
 
 def _placeholder_name(step_input: StepInput) -> str:

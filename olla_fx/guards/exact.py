@@ -51,7 +51,9 @@ class ExactComparison:
                 holders = self.modules[first.owner], self.modules[other.owner]
                 self.aliases.append((holders[0], first, holders[1], other))
         self.hooks = {name: torch_compat.module_hooks(module) for name, module in self.modules.items()}
-        self.children = {name: list(module._modules.items()) for name, module in self.modules.items()}
+        self.children = {
+            name: list(torch_compat.children_of(module).items()) for name, module in self.modules.items()
+        }
         self._model = model
         self._loss_fn = loss_fn
         self._loss_modules = modules_within(loss_fn)
@@ -97,7 +99,7 @@ class ExactComparison:
                 return f"module {planned_name} became {name}"
             if module is not planned:
                 return f"module {name} was replaced"
-            if list(module._modules.items()) != self.children[name]:
+            if list(torch_compat.children_of(module).items()) != self.children[name]:
                 return f"module {name} has one of its children in another place"
         moved = modules_within(self._loss_fn) != self._loss_modules
         return "loss_fn has its modules in another place" if moved else None

@@ -11,6 +11,7 @@ from torch import nn
 
 from olla_fx import torch_compat
 from olla_fx.guards.inputs import TensorSpec
+from olla_fx.torch_compat import version_of
 
 Groups = Sequence[Mapping[str, Any]]
 InitialState = Callable[[torch.optim.Optimizer, Mapping[str, Any], torch.Tensor], dict[str, torch.Tensor]]
@@ -111,7 +112,7 @@ class _CreatedState:
     def is_unwritten(self) -> bool:
         """Return True if no step has updated it."""
         return all(
-            not value.is_inference() and value._version == self.versions.get(key)
+            not value.is_inference() and version_of(value) == self.versions.get(key)
             for key, value in self.values.items()
         )
 
@@ -206,7 +207,7 @@ class OptimizerGuard:
 
     def _present(self, name: str) -> Any:
         module, key = self._holders[name]
-        return module._parameters.get(key)
+        return torch_compat.parameters_of(module).get(key)
 
     def adopt_parameters(self, modules: Callable[[], Iterable[nn.Module]]) -> None:
         """Let the optimizer hold the model's present parameters.
@@ -221,7 +222,9 @@ class OptimizerGuard:
         if not replaced:
             return
         state = self.optimizer.state
-        own = {id(parameter) for module in modules() for parameter in module._parameters.values()}
+        own = {
+            id(parameter) for module in modules() for parameter in torch_compat.parameters_of(module).values()
+        }
         held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         for parameters, index, new in reversed(replaced):
             old = parameters[index]
@@ -248,7 +251,7 @@ class OptimizerGuard:
             before = self._created.get(name)
             if any(present.get(key) is None for key in keys):
                 present = self._initial_state(self.optimizer, groups[group], parameter)
-                versions = {key: new._version for key, new in present.items() if not new.is_inference()}
+                versions = {key: version_of(new) for key, new in present.items() if not new.is_inference()}
                 created[name] = _CreatedState(parameter, dict(present), versions)
             elif before is not None and before.is_in(self.optimizer) and before.is_unwritten():
                 created[name] = before  # the run that it was made for raised

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from olla_fx import torch_compat
+
 _DEEPEST = 4
 _LARGEST_ARRAY_BYTES = 1 << 16
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
@@ -39,6 +41,7 @@ _BY_IDENTITY = (
     types.ModuleType,
     logging.Logger,
     torch.Tensor,
+    *torch_compat.OPERATOR_TYPES,
 )
 _OF_PARTS = (types.MethodType, functools.partial, np.ndarray, *_GENERATORS)
 
@@ -91,7 +94,7 @@ def snapshot_of(value: object, *, versions: bool = False, depth: int = 0) -> obj
     if isinstance(value, _PLAIN):
         return kind.__name__, value
     if isinstance(value, torch.Tensor):
-        return same(value), value._version if versions else 0
+        return same(value), torch_compat.version_of(value) if versions else 0
     if isinstance(value, np.ndarray) and value.nbytes <= _LARGEST_ARRAY_BYTES:
         return value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, _GENERATORS):

@@ -137,8 +137,8 @@ class _Writer:
 
     def _module_conditions(self, module: nn.Module, training: bool) -> list[str]:
         children = "d['_modules']"
-        if module._modules:
-            children = f"(*{children}.items(),) != {self.name('children', tuple(module._modules.items()))}"
+        if present := torch_compat.children_of(module):
+            children = f"(*{children}.items(),) != {self.name('children', tuple(present.items()))}"
         return [f"d['training'] is not {self.name('v', training)}", children]
 
     def _hook_conditions(self, module: nn.Module, hooks: list[Any]) -> list[str]:

@@ -15,6 +15,7 @@ from olla_fx.passes.cleanup import (
 from olla_fx.passes.propagate import propagate_fake_tensors
 from olla_fx.passes.reinplace import reinplace
 from olla_fx.passes.reinplace_updates import reinplace_updates
+from olla_fx.torch_compat import OpOverload, schema_of
 
 __all__ = ["run_passes"]
 
@@ -45,8 +46,8 @@ def run_passes(captured: CapturedStep) -> fx.GraphModule:
 
 def _has_effect(node: fx.Node) -> bool:
     """Return True if a node must stay even if nothing reads it, as one that writes to its arguments."""
-    mutable = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
-    return bool(mutable) or node.is_impure()
+    is_operator = isinstance(node.target, OpOverload)
+    return (is_operator and schema_of(node.target).is_mutable) or node.is_impure()
 
 
 def _copy_of(graph: fx.Graph) -> fx.Graph:

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
+from olla_fx import torch_compat
 from olla_fx.fx_graph import draws_random_numbers
 from olla_fx.passes.regions import Regions, has_known_elements
 from olla_fx.passes.reinplace_updates import in_place_form, is_element_wise, out_form, write_over
@@ -52,7 +53,7 @@ def reinplace(graph: fx.Graph) -> int:
     ancestors = _ancestors(graph)
     count = 0
     for node in list(graph.nodes):
-        if node.op != "call_function" or node._erased:
+        if node.op != "call_function" or torch_compat.is_erased(node):
             continue
         if node.target is aten.copy.default:
             count += _reinplace_copy(node, regions)

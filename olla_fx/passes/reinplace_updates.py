@@ -20,7 +20,7 @@ from torch import fx
 
 from olla_fx import torch_compat
 from olla_fx.fx_graph import storages_of
-from olla_fx.torch_compat import pytree, storage_key
+from olla_fx.torch_compat import overload_name, pytree, schema_of, storage_key
 
 aten = torch.ops.aten
 _STATISTICS = 3, 4
@@ -54,7 +54,7 @@ def reinplace_updates(graph: fx.Graph) -> tuple[str, ...]:
     copies = _trailing_copies(graph)
     in_place = [target.name for target in _update_batch_norms(graph, copies)]
     for target, copy in copies.items():
-        if copy._erased:
+        if torch_compat.is_erased(copy):
             continue
         chain = _chain_from(target, copy.args[1], graph)
         if chain is not None:
@@ -70,23 +70,23 @@ def in_place_form(target: object) -> torch_compat.OpOverload | None:
     """Return the in-place form of an operator: same arguments, first one written to; None without one."""
     if not isinstance(target, torch_compat.OpOverload) or target.namespace != "aten":
         return None
-    packet = getattr(aten, f"{target._schema.name.removeprefix('aten::')}_", None)
-    form = getattr(packet, target._overloadname, None)
+    packet = getattr(aten, f"{schema_of(target).name.removeprefix('aten::')}_", None)
+    form = getattr(packet, overload_name(target), None)
     if not isinstance(form, torch_compat.OpOverload):
         return None
-    arguments = form._schema.arguments
+    arguments = schema_of(form).arguments
     writes = arguments[0].alias_info is not None and arguments[0].alias_info.is_write
-    return form if writes and _signature(arguments) == _signature(target._schema.arguments) else None
+    return form if writes and _signature(arguments) == _signature(schema_of(target).arguments) else None
 
 
 def out_form(target: object) -> torch_compat.OpOverload | None:
     """Return the ``out=`` form of an element-wise operator if it has a kernel that writes there itself."""
     if not is_element_wise(target):
         return None
-    packet, signature = target.overloadpacket, _signature(target._schema.arguments)  # type: ignore[attr-defined]
+    packet, signature = target.overloadpacket, _signature(schema_of(target).arguments)  # type: ignore[attr-defined]
     for name in packet.overloads():
         form: torch_compat.OpOverload = getattr(packet, name)
-        arguments = form._schema.arguments
+        arguments = schema_of(form).arguments
         # The generated forms compute into a new tensor and copy it.
         if arguments and arguments[-1].is_out and torch.Tag.generated not in form.tags:
             if _signature(arguments[:-1]) == signature:
@@ -115,7 +115,7 @@ def write_over(node: fx.Node, argument: Any) -> None:
     if form is None:
         raise ValueError(f"{node.target} can write to no argument")
     node.target = form
-    node.update_kwarg(form._schema.arguments[-1].name, argument)
+    node.update_kwarg(schema_of(form).arguments[-1].name, argument)
 
 
 def _trailing_copies(graph: fx.Graph) -> dict[fx.Node, fx.Node]:

@@ -21,6 +21,7 @@ from olla_fx.errors import BackwardError
 from olla_fx.run.copies import copies_of
 from olla_fx.run.executor import Run
 from olla_fx.run.plan_cache import Strides
+from olla_fx.torch_compat import version_of
 
 
 class Pass:
@@ -64,7 +65,7 @@ class Pass:
         tensors = [value for value in self._kept if isinstance(value, torch.Tensor)]
         kept_storages = set(torch_compat.storage_keys(tensors))
         self._versions = [
-            (output, output._version, None)
+            (output, version_of(output), None)
             for output in answer
             if torch_compat.storage_key(output) in kept_storages
         ]
@@ -75,7 +76,7 @@ class Pass:
         )
         inputs, values = self._captured.inputs, self._values
         self._versions += [
-            (values[index], values[index]._version, inputs[index])
+            (values[index], version_of(values[index]), inputs[index])
             for index in sorted(read)
             if index < len(values)
         ]
@@ -90,7 +91,7 @@ class Pass:
         """
         run = self._running()
         for tensor, version, source in self._versions:
-            if tensor._version != version:
+            if version_of(tensor) != version:
                 self.drop()
                 name = "an output" if source is None else f"{source.role} {source.name}"
                 raise BackwardError(

@@ -146,7 +146,8 @@ def _wants_gradient(model: nn.Module, inputs: tuple[Any, ...]) -> bool:
     """Return True if anything that a forward reads wants a gradient."""
     tensors = pytree.tree_leaves(inputs)
     for module in model.modules():
-        tensors += (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
+        tensors += (tensor for _, tensor in torch_compat.own_tensors(module))
+        tensors += vars(module).values()
     return any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors)
 
 

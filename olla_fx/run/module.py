@@ -68,9 +68,7 @@ class PlannedModule(nn.Module):
         self._plans = PlanCache(request.options.cache_size_limit)
         model = request.model
         # The very dictionaries of the model: parameters, state_dict and .to() are the model's own.
-        self._modules = model._modules
-        self._parameters = model._parameters
-        self._buffers = model._buffers
+        torch_compat.share_tables(self, model)
         self.training = model.training
         # Kinds of the example, not the example: a batch is large.
         self._example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)

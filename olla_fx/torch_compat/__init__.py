@@ -25,6 +25,15 @@ from olla_fx.torch_compat.hooks import (
     run_optimizer_post_hooks,
     tensor_hooks,
 )
+from olla_fx.torch_compat.modules import (
+    NORM_TYPE,
+    children_of,
+    own_tensors,
+    parameters_of,
+    refresh_weight_list,
+    share_tables,
+)
+from olla_fx.torch_compat.operators import OPERATOR_TYPES, OpOverload, is_erased, overload_name, schema_of
 from olla_fx.torch_compat.patches import (
     attribute_reads,
     seeding_replaced,
@@ -46,7 +55,6 @@ from olla_fx.torch_compat.state import (
 )
 from olla_fx.torch_compat.tensors import (
     UNINITIALIZED,
-    OpOverload,
     TorchDispatchMode,
     direct_call,
     in_different_storages,
@@ -55,6 +63,7 @@ from olla_fx.torch_compat.tensors import (
     storage_keys,
     tensor_dictionary,
     tensors_fit,
+    version_of,
 )
 from olla_fx.torch_compat.tracing import trace_functional
 from olla_fx.torch_compat.versions import (
@@ -67,7 +76,9 @@ __all__ = [
     "DATA_DEPENDENT_ERRORS",
     "MODULE_HOOK_TABLES",
     "NEWEST_TESTED",
+    "NORM_TYPE",
     "OLDEST_TESTED",
+    "OPERATOR_TYPES",
     "UNINITIALIZED",
     "OpOverload",
     "TorchDispatchMode",
@@ -79,6 +90,7 @@ __all__ = [
     "below_autograd",
     "captures_current_stream",
     "capturing",
+    "children_of",
     "direct_call",
     "graph_is_kept",
     "has_optimizer_pre_hooks",
@@ -86,6 +98,7 @@ __all__ = [
     "in_different_storages",
     "initialize_optimizer_state",
     "is_batched",
+    "is_erased",
     "is_observed",
     "is_transformed",
     "kernel_settings",
@@ -94,21 +107,28 @@ __all__ = [
     "not_compiled",
     "note_optimizer_stepped",
     "optimizer_step_function",
+    "overload_name",
+    "own_tensors",
+    "parameters_of",
     "pytree",
     "quiet_fake_tensors",
     "real_random_number",
     "real_tensors",
+    "refresh_weight_list",
     "run_optimizer_post_hooks",
     "run_unplanned",
     "saved_tensor_hooks_in_traces",
     "saves_tensors_through_hooks",
+    "schema_of",
     "seeding_replaced",
+    "share_tables",
     "storage_key",
     "storage_keys",
     "tensor_dictionary",
     "tensor_hooks",
     "tensors_fit",
     "trace_functional",
+    "version_of",
     "warn_if_newer_than_tested",
     "with_allocator_history",
     "without_saved_tensor_hooks",

@@ -11,13 +11,16 @@ from torch._C._dynamo.guards import TensorGuards
 from torch.utils import _python_dispatch, _pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
-pytree = _pytree
+from olla_fx.torch_compat.operators import OpOverload
 
-OpOverload = torch._ops.OpOverload
+pytree = _pytree
 
 TorchDispatchMode = _python_dispatch.TorchDispatchMode
 
 _address_of = attrgetter("_cdata")
+
+version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
+"""Returns a number that grows with every write in place; raises RuntimeError for inference tensors."""
 
 UNINITIALIZED = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 """Types of lazy modules' parameters and buffers before their first call."""

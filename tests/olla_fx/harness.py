@@ -4,8 +4,6 @@ There is one class for each way to run a model planned: :class:`WholeStep` (forw
 one call), :class:`OwnLoop` (the caller's loop around a planned model), :class:`CompiledLoop`
 (``torch.compile(model, backend="olla_fx")``), and the function :func:`check_inference`. Each fills the buffer
 with 0xFF bytes before a call, so that nothing passes which reads what an earlier call has left there.
-
-What a planned module tells about its runs is read through :func:`stats` and the functions next to it only.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from torch.utils import _pytree as pytree
 
 import olla_fx
 from olla_fx import PlannedModule, dynamo
-from olla_fx.run.stats import StepStats
 from tests.olla_fx.comparisons import (
     assert_same,
     assert_same_gradients,
@@ -39,27 +36,7 @@ Loss = Callable[..., torch.Tensor]
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Scheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
-# What a planned module tells
-
-
-def stats(step: PlannedModule) -> StepStats:
-    """Return what tells about a planned module's runs: ``counts``, ``binding``, ``replans`` and so on."""
-    return step.stats
-
-
-def is_busy(step: PlannedModule) -> bool:
-    """Return True if the buffer holds the activations of a forward whose backward is still to come."""
-    return stats(step).is_busy
-
-
-def phases(step: PlannedModule) -> tuple[fx.GraphModule, ...]:
-    """Return the graphs in force: in the caller's own loop forward and backward."""
-    return stats(step).graph_modules
-
-
-def plan_count(step: PlannedModule) -> int:
-    """Return the number of plans that a planned module keeps."""
-    return stats(step).cached_plans
+# Where the arrays of a run were
 
 
 def assert_served(step: PlannedModule, outputs: int | None = None, *, outside: int = 0) -> None:
@@ -70,7 +47,7 @@ def assert_served(step: PlannedModule, outputs: int | None = None, *, outside: i
         outputs: number of storages that the caller got; None for any.
         outside: number of requests that are allowed to be served outside although they were expected inside.
     """
-    told = stats(step)
+    told = step.stats
     assert told.binding == "buffer"
     assert told.counts.served > 0
     assert told.counts.outside == outside, told.outside_log
@@ -91,7 +68,7 @@ def assert_served_if_settled(step: PlannedModule, outputs: int | None = None) ->
     """
     if step.graph_module not in _graphs_that_ran:
         _graphs_that_ran.add(step.graph_module)
-        assert stats(step).binding == "buffer"
+        assert step.stats.binding == "buffer"
         return False
     assert_served(step, outputs)
     return True
@@ -164,8 +141,13 @@ class EagerAndPlanned:
     def poison(self) -> None:
         """Fill every buffer that is free."""
         for module in self.planned_modules():
-            if not is_busy(module):
+            if not module.stats.is_busy:
                 module.poison()
+
+    def replan(self) -> None:
+        """Let every planned module forget its plans."""
+        for module in self.planned_modules():
+            module.replan()
 
     def run_loop(
         self,
@@ -188,7 +170,7 @@ class EagerAndPlanned:
         assert_same(*(dict(model.named_buffers()) for _, model, _ in self.sides()), "buffers")
         self.compare_gradients(compare)
         del answers
-        assert not any(map(is_busy, self.planned_modules()))
+        assert not any(module.stats.is_busy for module in self.planned_modules())
 
     def train(self, batch: Batch) -> None:
         """Run one training step of both, compared."""
@@ -279,12 +261,18 @@ class WholeStep(EagerAndPlanned):
             for scheduler in self.schedulers:
                 scheduler.step()
 
+    def replan(self) -> None:
+        """Let the planned module forget its plans; all kinds of batches are new to it."""
+        super().replan()
+        self._kinds_of_batches.clear()
+        self._unsettled_runs = 0
+
     def _check_service(self, batch: Batch) -> None:
         """Check where arrays were, and that only new kinds of batches and replans led to new plans."""
         self._kinds_of_batches.add(repr(pytree.tree_map_only(torch.Tensor, _kind, batch)))
         self._unsettled_runs += not assert_served_if_settled(self.step, self.outputs)
         runs_to_settle = 2 if any(parameter.is_cuda for parameter in self.model.parameters()) else 1
-        plans = len(self._kinds_of_batches) + stats(self.step).replans
+        plans = len(self._kinds_of_batches) + self.step.stats.replans
         assert self._forgets or self._unsettled_runs <= plans * runs_to_settle
 
 
@@ -330,7 +318,7 @@ class OwnLoop(EagerAndPlanned):
     def train(self, batch: Batch) -> None:
         """Run one step of both; compare losses and gradients."""
         self.zero_grad()
-        assert not is_busy(self.step)
+        assert not self.step.stats.is_busy
         for loss in self.losses(batch):
             loss.backward()
         self.compare_gradients()
@@ -343,8 +331,8 @@ class OwnLoop(EagerAndPlanned):
             stock_runs: number of calls so far that found the buffer taken.
         """
         assert_served(self.step)
-        assert not is_busy(self.step)
-        assert stats(self.step).stock_runs == stock_runs
+        assert not self.step.stats.is_busy
+        assert self.step.stats.stock_runs == stock_runs
 
 
 class CompiledLoop(EagerAndPlanned):
@@ -381,7 +369,7 @@ class CompiledLoop(EagerAndPlanned):
         self.zero_grad()
         self.run_loop(loop)
         self.update()
-        assert not any(stats(module).stock_runs for module in self.planned_modules())
+        assert not any(module.stats.stock_runs for module in self.planned_modules())
 
     def assert_served(self, pieces: int) -> None:
         """Assert that there are so many pieces, each with its arrays in a buffer of its own."""

@@ -19,15 +19,6 @@ MOMENTUM = partial(optim.SGD, lr=0.05, momentum=0.9)
 ADAMW = partial(optim.AdamW, lr=0.05)
 
 
-def __getattr__(name: str) -> Any:
-    """Serve the tests of guards until they import the harness themselves."""
-    from tests.olla_fx import harness
-
-    if name == "Twins":
-        return type("Twins", (harness.WholeStep,), {"planned": property(lambda self: self.model)})
-    return getattr(harness, name)
-
-
 def skip_without(package: str) -> None:
     """Skip a test whose models come from a package that is not installed.
 

@@ -8,7 +8,6 @@ import torch
 import olla_fx
 from olla_fx import torch_compat
 from olla_fx.models import build_model
-from tests.olla_fx.harness import stats
 
 MIB = 2**20
 
@@ -65,9 +64,9 @@ def test_planned_peak_with_workspaces(name, most_mib):
     assert step.plan.buffer_bytes <= step.plan.peak_bytes * 1.05
     step.poison()
     step(*case.inputs)
-    assert stats(step).counts.outside == 0
-    assert stats(step).counts.outputs == 1
-    assert stats(step).binding == "buffer"
+    assert step.stats.counts.outside == 0
+    assert step.stats.counts.outputs == 1
+    assert step.stats.binding == "buffer"
 
 
 def test_a_torch_newer_than_tested_is_reported(monkeypatch):

@@ -14,7 +14,7 @@ import olla_fx
 from olla_fx import dynamo
 from olla_solvers.errors import OptionError, SolverUnavailableError
 from tests.olla_fx.comparisons import assert_same, assert_same_gradients
-from tests.olla_fx.harness import CompiledLoop, plan_count, stats
+from tests.olla_fx.harness import CompiledLoop
 from tests.olla_fx.helpers import SmallNet, images, mlp, vectors
 
 
@@ -192,7 +192,7 @@ def test_inference_mode():
         for x, _ in images(3):
             assert_same(model(x), compiled.step(x), "answer")
     (module,) = compiled.planned_modules()
-    assert (stats(module).binding, stats(module).replans, plan_count(module)) == ("buffer", 0, 1)
+    assert (module.stats.binding, module.stats.replans, module.stats.cached_plans) == ("buffer", 0, 1)
 
 
 def test_a_planned_module_in_a_compiled_model():

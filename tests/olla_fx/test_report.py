@@ -6,7 +6,6 @@ import torch.nn.functional as F
 
 import olla_fx
 from olla_fx.report import format_bytes, format_table
-from tests.olla_fx.harness import stats
 from tests.olla_fx.helpers import mlp, sgd, vectors
 
 
@@ -32,7 +31,7 @@ def test_a_steps_report_says_plan_and_service():
         step(x, y)
     report = step.report()
     text = str(report)
-    assert report.stats == stats(step)
+    assert report.stats == step.stats
     assert report.stats.binding == "buffer"
     for expected in (
         "planned peak", "buffer", "lower bound", "fragmentation", "requests served in the buffer",
@@ -41,7 +40,7 @@ def test_a_steps_report_says_plan_and_service():
         "seconds", "capture 0.", "order 0.", "place 0.",
     ):  # fmt: skip
         assert expected in text
-    assert f"{stats(step).counts.served:,}" in text
+    assert f"{step.stats.counts.served:,}" in text
 
 
 def test_a_plan_tells_its_baseline_and_gap():

@@ -18,7 +18,6 @@ from olla_fx.arena import (
     interrupted,
 )
 from olla_fx.errors import ArenaBusyError
-from tests.olla_fx.harness import is_busy
 
 
 def floats(count: int) -> torch.Tensor:
@@ -40,7 +39,7 @@ def test_matching_requests_get_their_planned_addresses() -> None:
     assert second.data_ptr() == arena.buffer.address + 512
     assert arena.buffer.contains(second.data_ptr())
     assert not arena.buffer.contains(arena.buffer.address + 2048)
-    assert arena.counters() == RunCounts(2, 1200, 0, 0, 0, 0)
+    assert arena.counts() == RunCounts(2, 1200, 0, 0, 0, 0)
 
 
 def test_a_request_that_does_not_fit_goes_to_the_stock_allocator_and_is_logged() -> None:
@@ -58,7 +57,7 @@ def test_a_request_that_does_not_fit_goes_to_the_stock_allocator_and_is_logged()
         False,
         False,
     ]
-    assert arena.counters() == RunCounts(1, 800, 0, 3, 404 + 28 + 12, 0)
+    assert arena.counts() == RunCounts(1, 800, 0, 3, 404 + 28 + 12, 0)
     assert arena.outside_log() == ((0, 0, 404), (0, 2, 28), (5, 0, 12))
 
 
@@ -68,7 +67,7 @@ def test_a_smaller_request_reuses_the_place() -> None:
         arena.begin_operator(0)
         addresses = [floats(count).data_ptr() - arena.buffer.address for count in (99, 1)]
     assert addresses == [0, 512]
-    assert arena.counters() == RunCounts(2, 400, 0, 0, 0, 0)
+    assert arena.counts() == RunCounts(2, 400, 0, 0, 0, 0)
 
 
 def test_two_programs_share_a_buffer_and_run_in_turn() -> None:
@@ -108,7 +107,7 @@ def test_outputs_are_left_outside_on_purpose_and_counted_apart() -> None:
         arena.begin_operator(0)
         output = floats(100)
     assert not arena.buffer.contains(output.data_ptr())
-    assert arena.counters() == RunCounts(0, 0, 1, 0, 0, 0)
+    assert arena.counts() == RunCounts(0, 0, 1, 0, 0, 0)
 
 
 def test_requests_of_zero_bytes_have_no_ordinal_and_are_not_counted() -> None:
@@ -117,7 +116,7 @@ def test_requests_of_zero_bytes_have_no_ordinal_and_are_not_counted() -> None:
         arena.begin_operator(0)
         assert floats(0).numel() == 0
         assert arena.buffer.contains(floats(100).data_ptr())
-    assert arena.counters() == RunCounts(1, 400, 0, 0, 0, 0)
+    assert arena.counts() == RunCounts(1, 400, 0, 0, 0, 0)
     assert [request.ordinal for request in arena.recording()] == [0]
 
 
@@ -134,7 +133,7 @@ def test_interruptions_nest_and_hide_requests() -> None:
     assert not arena.buffer.contains(hidden.data_ptr())
     assert not arena.buffer.contains(also_hidden.data_ptr())
     assert arena.buffer.contains(served.data_ptr())
-    assert arena.counters() == RunCounts(1, 400, 0, 0, 0, 0)
+    assert arena.counts() == RunCounts(1, 400, 0, 0, 0, 0)
     assert len(arena.recording()) == 1
 
 
@@ -153,7 +152,7 @@ def test_counters_start_anew_with_every_run() -> None:
             arena.begin_operator(0)
             floats(100)
             floats(1)
-        assert arena.counters() == RunCounts(1, 400, 0, 1, 4, 0)
+        assert arena.counts() == RunCounts(1, 400, 0, 1, 4, 0)
         assert len(arena.outside_log()) == 1
 
 
@@ -198,14 +197,14 @@ def test_a_region_can_be_entered_once_at_a_time() -> None:
     arena, other = two_places(), two_places()
     with arena.region():
         assert arena.is_busy
-        assert is_busy(other)
+        assert other.is_busy
         with pytest.raises(ArenaBusyError, match="this buffer is already running a step"), arena.region():
             pass
         with pytest.raises(ArenaBusyError, match="another arena"), other.region():
             pass
         arena.begin_operator(0)
         assert arena.buffer.contains(floats(100).data_ptr())
-    assert not is_busy(other)
+    assert not other.is_busy
 
 
 def test_two_arenas_take_turns() -> None:
@@ -240,7 +239,7 @@ def test_convolution_scratch_lives_in_the_buffer_and_the_result_is_the_same(reco
         with arena.region(record=record):
             arena.begin_operator(0)
             result = torch.conv2d(image, weight, padding=1)
-        assert arena.counters() == RunCounts(len(sizes), sum(sizes), 0, 0, 0, 0)
+        assert arena.counts() == RunCounts(len(sizes), sum(sizes), 0, 0, 0, 0)
         assert arena.buffer.contains(result.data_ptr())
         assert torch.equal(result, expected)
         del result  # what is alive keeps its place
@@ -256,7 +255,7 @@ def test_a_place_whose_block_is_alive_is_not_served() -> None:
     assert arena.buffer.contains(alive.data_ptr())
     assert not arena.buffer.contains(other.data_ptr())
     assert torch.equal(alive, torch.ones(100))
-    assert arena.counters().outside == 1
+    assert arena.counts().outside == 1
 
 
 def test_loose_runs_match_by_size_alone() -> None:
@@ -266,7 +265,7 @@ def test_loose_runs_match_by_size_alone() -> None:
         addresses = [block.data_ptr() for block in (floats(5), floats(200), floats(100))]
         floats(200)
     assert [address - arena.buffer.address for address in addresses[1:]] == [512, 0]
-    assert arena.counters() == RunCounts(2, 1200, 0, 2, 820, 0)
+    assert arena.counts() == RunCounts(2, 1200, 0, 2, 820, 0)
 
 
 def test_loose_runs_never_serve_a_place_that_is_occupied() -> None:

@@ -47,7 +47,7 @@ def test_other_threads_are_counted_apart_and_never_served() -> None:
         tensor = torch.empty(100)
     assert not any(arena.buffer.contains(other.data_ptr()) for other in kept)
     assert arena.buffer.contains(tensor.data_ptr())
-    counters = arena.counters()
+    counters = arena.counts()
     assert (counters.requests_on_worker_threads, counters.outside, counters.served) == (5, 0, 1)
     assert len(arena.recording()) == 1
 
@@ -94,8 +94,8 @@ def test_two_threads_run_their_own_arenas() -> None:
                 block = torch.full((1000,), value)
             if not arena.buffer.contains(block.data_ptr()) or not bool((block == value).all()):
                 failures.append(f"thread {value}")
-            if arena.counters().served != 1:
-                failures.append(f"thread {value} counts {arena.counters()}")
+            if arena.counts().served != 1:
+                failures.append(f"thread {value} counts {arena.counts()}")
             del block
 
     threads = [threading.Thread(target=work, args=(float(value),)) for value in range(4)]
@@ -132,8 +132,8 @@ def test_attention_backward_in_bf16_keeps_its_gradients(two_threads: None) -> No
             given = gradient()
         assert torch.equal(given, expected)
         del given  # what is alive keeps its place
-        assert arena.counters().served == len(recording)
-        assert arena.counters().outside == 0
+        assert arena.counts().served == len(recording)
+        assert arena.counts().outside == 0
 
 
 def test_random_requests_and_frees_on_three_threads_keep_every_block_intact() -> None:
@@ -184,8 +184,8 @@ def serve_everything(
             live.append((torch.full((128 if matches else 77,), operator), operator))
             if chooser.random() < 0.5:
                 live.pop(chooser.randrange(len(live)))
-    if arena.counters().served < 32:
-        failures.append(f"the arena served {arena.counters().served} of 64 requests")
+    if arena.counts().served < 32:
+        failures.append(f"the arena served {arena.counts().served} of 64 requests")
     for block, expected in live:
         if not bool((block == expected).all()):
             failures.append("a served block was overwritten")

@@ -11,7 +11,7 @@ from olla_fx.capture import Mode, StepRequest, capture
 from olla_fx.errors import CaptureError
 from olla_fx.torch_compat.tracing import any_overrides
 from tests.olla_fx.comparisons import assert_same
-from tests.olla_fx.harness import check_inference, stats
+from tests.olla_fx.harness import check_inference
 
 aten = torch.ops.aten
 LAYER = partial(nn.TransformerEncoderLayer, 16, 2, 32, batch_first=True)
@@ -85,7 +85,7 @@ def test_a_step_is_planned_again_when_the_fast_path_is_switched():
             assert_same(model(x), step(x), "without the fast path")
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
-    assert stats(step).replans == 1
+    assert step.stats.replans == 1
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from olla_fx.eager.iterations import find_period, spans_of_iteration
 from olla_fx.run.executor import MOST_RECORDINGS
 from olla_solvers.spans import max_live_bytes
 from tests.olla_fx.comparisons import assert_same_models
-from tests.olla_fx.harness import stats
 from tests.olla_fx.helpers import SmallNet, images
 
 
@@ -139,9 +138,9 @@ def test_interrupted_work_is_not_planned():
     step(torch.ones(4, 6))
     for _ in range(5):
         step(torch.ones(4, 6))
-        assert stats(step).counts.outside == 0, stats(step).outside_log
-    assert stats(step).binding == "buffer"
-    assert stats(step).counts.served > 0
+        assert step.stats.counts.outside == 0, step.stats.outside_log
+    assert step.stats.binding == "buffer"
+    assert step.stats.counts.served > 0
 
 
 class Scratch(torch.nn.Module):
@@ -181,9 +180,9 @@ def planned_with_scratch():
             expected = model(torch.ones(4, 6))
         step.poison()
         assert torch.equal(expected, step(torch.ones(4, 6)))
-        assert stats(step).binding == "buffer"
-        assert stats(step).counts.served > 0
-        return stats(step).counts.outside
+        assert step.stats.binding == "buffer"
+        assert step.stats.counts.served > 0
+        return step.stats.counts.outside
 
     step(torch.ones(4, 6))
     return step, outside

@@ -31,7 +31,7 @@ def test_matching_requests_get_their_planned_addresses(device):
     assert first.data_ptr() == arena.buffer.address
     assert second.data_ptr() == arena.buffer.address + 512
     assert not arena.buffer.contains(surplus.data_ptr())
-    assert arena.counters() == RunCounts(2, 1200, 0, 1, 12, 0)
+    assert arena.counts() == RunCounts(2, 1200, 0, 1, 12, 0)
     assert arena.buffer.outstanding_blocks == 2
     del first, second
     assert arena.buffer.outstanding_blocks == 0
@@ -46,8 +46,8 @@ def test_another_stream_is_not_served(device):
         here = floats(100, device)
     assert not arena.buffer.contains(elsewhere.data_ptr())
     assert arena.buffer.contains(here.data_ptr())
-    assert arena.counters().requests_on_worker_threads == 1
-    assert arena.counters().served == 1
+    assert arena.counts().requests_on_worker_threads == 1
+    assert arena.counts().served == 1
 
 
 def test_a_second_device_is_not_served(device):

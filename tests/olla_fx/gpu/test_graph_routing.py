@@ -12,7 +12,6 @@ from torch import nn, optim
 
 import olla_fx
 from tests.olla_fx.gpu.steps import SGD, whole_step
-from tests.olla_fx.harness import stats
 from tests.olla_fx.helpers import SmallNet
 
 pytestmark = pytest.mark.usefixtures("without_cudnn")
@@ -24,14 +23,14 @@ def test_a_settled_step_is_captured_once_and_replayed(device, capturable):
     make = partial(optim.Adam, lr=rate, foreach=False, capturable=True) if capturable else SGD
     step, batch, optimizer = whole_step(device, make, cuda_graph=True)
     losses = [step(*batch) for _ in range(8)]
-    assert stats(step).graphed is not None
-    assert (stats(step).graphed.captures, stats(step).graphed.fallback) == (1, None)
-    assert stats(step).graphed.replays == 5
+    assert step.stats.graphed is not None
+    assert (step.stats.graphed.captures, step.stats.graphed.fallback) == (1, None)
+    assert step.stats.graphed.replays == 5
     assert len({loss.data_ptr() for loss in losses}) == len(losses)
     optimizer.param_groups[0]["weight_decay"] = 0.5
     for _ in range(5):
         step(*batch)
-    assert stats(step).replans == 1
+    assert step.stats.replans == 1
 
 
 def test_a_learning_rate_that_keeps_changing_ends_the_graphs(device):
@@ -45,8 +44,8 @@ def test_a_learning_rate_that_keeps_changing_ends_the_graphs(device):
     with pytest.warns(RuntimeWarning, match="steps run without a CUDA graph: 8 graphs were captured"):
         step(*batch)
     step(*batch)
-    assert stats(step).graphed.captures == 8
-    assert stats(step).counts.outside == 0
+    assert step.stats.graphed.captures == 8
+    assert step.stats.counts.outside == 0
 
 
 def test_a_parameter_that_moved_is_captured_anew(device):
@@ -57,8 +56,8 @@ def test_a_parameter_that_moved_is_captured_anew(device):
     step.load_state_dict(moved, assign=True)
     for _ in range(3):
         step(*batch)
-    assert stats(step).graphed.captures == 2
-    assert stats(step).graphed.fallback is None
+    assert step.stats.graphed.captures == 2
+    assert step.stats.graphed.fallback is None
 
 
 def test_a_model_that_writes_to_its_input_runs_without_a_graph(device):
@@ -71,8 +70,8 @@ def test_a_model_that_writes_to_its_input_runs_without_a_graph(device):
     module = olla_fx.optimize(Writes().eval(), torch.zeros(3, device=device), cuda_graph=True, solver="none")
     for _ in range(5):
         module(torch.zeros(3, device=device))
-    assert stats(module).graphed.captures == 0
-    assert "writes to its input" in stats(module).graphed.fallback
+    assert module.stats.graphed.captures == 0
+    assert "writes to its input" in module.stats.graphed.fallback
 
 
 @torch.library.custom_op("olla_fx_tests::waiting", mutates_args=())
@@ -119,15 +118,15 @@ def test_a_capture_that_fails_leaves_everything_as_it_was(device):
         step(*batch)
     assert torch.cuda.current_stream(device) == stream
     step(*batch)
-    assert stats(step).counts.outside == 0
-    assert stats(step).graphed.captures == 0
+    assert step.stats.counts.outside == 0
+    assert step.stats.graphed.captures == 0
     # The generator draws, the allocator frees, and the next graph is captured.
     F.dropout(batch[0])
     torch.cuda.empty_cache()
     other, batch, _ = whole_step(device, cuda_graph=True)
     for _ in range(5):
         other(*batch)
-    assert (stats(other).graphed.captures, stats(other).graphed.fallback) == (1, None)
+    assert (other.stats.graphed.captures, other.stats.graphed.fallback) == (1, None)
 
 
 def test_a_graph_that_the_caller_captures_does_not_use_the_buffer(device):
@@ -135,13 +134,13 @@ def test_a_graph_that_the_caller_captures_does_not_use_the_buffer(device):
     module = olla_fx.optimize(SmallNet().to(device).eval(), x, solver="none", cuda_graph=True)
     for _ in range(5):
         module(x)
-    replays, served = stats(module).graphed.replays, stats(module).counts
+    replays, served = module.stats.graphed.replays, module.stats.counts
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         module(x)
-    assert (stats(module).graphed.replays, stats(module).counts) == (replays, served)
+    assert (module.stats.graphed.replays, module.stats.counts) == (replays, served)
     module(x)
-    assert (stats(module).graphed.replays, stats(module).graphed.captures) == (replays + 1, 1)
+    assert (module.stats.graphed.replays, module.stats.graphed.captures) == (replays + 1, 1)
 
 
 def test_a_graph_serves_calls_with_and_without_inference_mode(device):
@@ -152,7 +151,7 @@ def test_a_graph_serves_calls_with_and_without_inference_mode(device):
             module(x)
         module(x)
         assert not module(x.clone().requires_grad_()).requires_grad
-    assert (stats(module).graphed.captures, stats(module).graphed.fallback) == (1, None)
+    assert (module.stats.graphed.captures, module.stats.graphed.fallback) == (1, None)
 
 
 def test_a_learning_rate_on_the_host_is_no_part_of_a_graph(device):
@@ -160,5 +159,5 @@ def test_a_learning_rate_on_the_host_is_no_part_of_a_graph(device):
     step, batch, _ = whole_step(device, make, cuda_graph=True)
     for _ in range(5):
         step(*batch)
-    assert "lr is on the cpu, and a graph would hold on to its value" in stats(step).graphed.fallback
-    assert stats(step).counts.outside == 0
+    assert "lr is on the cpu, and a graph would hold on to its value" in step.stats.graphed.fallback
+    assert step.stats.counts.outside == 0

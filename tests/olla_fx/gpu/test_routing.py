@@ -17,7 +17,7 @@ from olla_fx.capture import Mode, StepRequest, capture
 from olla_fx.errors import CaptureError
 from olla_fx.models import build_model
 from tests.olla_fx.gpu.steps import SGD, batch_on, whole_step
-from tests.olla_fx.harness import assert_served, assert_served_if_settled, is_busy, stats
+from tests.olla_fx.harness import assert_served, assert_served_if_settled
 from tests.olla_fx.helpers import SmallNet, skip_without
 
 pytestmark = pytest.mark.usefixtures("without_cudnn")
@@ -99,7 +99,7 @@ def test_plans_for_other_shapes_share_one_buffer(device):
     larger = step.plan.buffer_bytes
     for _ in range(4):
         step(x[:2], y[:2])
-    assert stats(step).counts.outside == 0
+    assert step.stats.counts.outside == 0
     assert step.plan.buffer_bytes < larger
     gc.collect()
     settled = torch.cuda.memory_allocated(device)
@@ -118,8 +118,8 @@ def test_a_switch_of_streams_disturbs_no_plan(device):
     for stream in (torch.cuda.Stream(device), torch.cuda.current_stream(device)):
         with torch.cuda.stream(stream):
             step(*batch)
-        assert stats(step).counts.outside == 0
-    assert stats(step).replans == 0
+        assert step.stats.counts.outside == 0
+    assert step.stats.replans == 0
 
 
 def test_the_callers_own_loop_is_served_but_for_outputs_and_gradients(device):
@@ -130,8 +130,8 @@ def test_the_callers_own_loop_is_served_but_for_outputs_and_gradients(device):
         F.cross_entropy(module(x), y).backward()
     trained = [parameter for parameter in model.parameters() if parameter.grad is not None]
     assert_served(module)
-    assert stats(module).counts.outputs >= len(trained) + 1
-    assert not is_busy(module)
+    assert module.stats.counts.outputs >= len(trained) + 1
+    assert not module.stats.is_busy
 
 
 def test_a_model_that_moves_to_the_gpu_takes_its_buffer_along(device):
@@ -162,7 +162,7 @@ def test_a_fused_optimizer_counts_its_steps_where_its_kernel_does(device, kind):
         step(*batch)
     rate.fill_(1e-3)
     step(*batch)
-    assert (stats(step).replans, stats(step).counts.outside) == (1, 0)
+    assert (step.stats.replans, step.stats.counts.outside) == (1, 0)
 
 
 class Elsewhere(nn.Module):
@@ -184,8 +184,8 @@ def test_a_second_device_in_a_step_is_left_to_the_stock_allocator(device):
     module = olla_fx.optimize(Elsewhere(other).to(device).eval(), x, solver="none")
     for _ in range(4):
         module(x)
-    assert stats(module).binding == "buffer"
-    assert (stats(module).counts.served, stats(module).counts.outside) == (2, 0)
+    assert module.stats.binding == "buffer"
+    assert (module.stats.counts.served, module.stats.counts.outside) == (2, 0)
 
 
 def test_a_step_on_another_device_than_the_present_one_is_served(device):
@@ -197,7 +197,7 @@ def test_a_step_on_another_device_than_the_present_one_is_served(device):
         step.poison()
     assert loss.device != device
     assert torch.cuda.current_device() == device.index
-    assert (stats(step).counts.outside, stats(step).graphed.captures, stats(step).graphed.fallback) == (
+    assert (step.stats.counts.outside, step.stats.graphed.captures, step.stats.graphed.fallback) == (
         0,
         1,
         None,

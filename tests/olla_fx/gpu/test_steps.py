@@ -19,7 +19,6 @@ from tests.olla_fx.harness import (
     assert_served,
     assert_served_if_settled,
     check_inference,
-    stats,
 )
 from tests.olla_fx.helpers import SmallNet, skip_without
 
@@ -59,7 +58,7 @@ def test_twenty_steps_equal_eager(device, make_optimizer):
         SmallNet().to(device), make_optimizer, batches[0], scheduler=partial(lr_scheduler.StepLR, step_size=5)
     )
     pair.run(batches)
-    assert stats(pair.step).replans == 0
+    assert pair.step.stats.replans == 0
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -158,7 +157,7 @@ def test_cudnn_benchmark_mode_is_recorded_after_its_trials(device):
         torch.autograd.set_multithreading_enabled(False),
     ):
         pair = WholeStep(SmallNet().to(device), MOMENTUM, batches[0]).run(batches)
-    assert stats(pair.step).counts.outside == 0
+    assert pair.step.stats.counts.outside == 0
 
 
 def test_a_switch_of_benchmark_mode_plans_again(device):
@@ -169,7 +168,7 @@ def test_a_switch_of_benchmark_mode_plans_again(device):
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=True, allow_tf32=False):
         for batch in batches[4:]:
             pair.train(batch)
-    assert stats(pair.step).replans == 1
+    assert pair.step.stats.replans == 1
     pair.compare()
 
 
@@ -183,9 +182,9 @@ def test_cuda_graphs_equal_eager(device, kind):
         if kind == "Adam":
             make = partial(optim.Adam, lr=torch.tensor(1e-3, device=device), capturable=True, foreach=False)
         step = WholeStep(SmallNet().to(device), make, batches[0], cuda_graph=True).run(batches).step
-    assert stats(step).graphed.fallback is None
-    assert stats(step).graphed.captures == 1
-    assert stats(step).graphed.replays >= 4
+    assert step.stats.graphed.fallback is None
+    assert step.stats.graphed.captures == 1
+    assert step.stats.graphed.replays >= 4
 
 
 def test_a_graph_on_another_stream_waits_for_the_one_before(device):
@@ -205,7 +204,7 @@ def test_a_graph_on_another_stream_waits_for_the_one_before(device):
             answers.append(module(x))
     torch.cuda.synchronize(device)
     assert_same(expected, answers, "answers")
-    assert stats(module).graphed.fallback is None
+    assert module.stats.graphed.fallback is None
 
 
 def test_a_learning_rate_in_a_tensor_takes_effect_in_a_graph(device):
@@ -220,7 +219,7 @@ def test_a_learning_rate_in_a_tensor_takes_effect_in_a_graph(device):
             optimizer.param_groups[0]["lr"].fill_(1e-3 / (index + 1))
         pair.train(batch)
     pair.compare()
-    assert stats(pair.step).graphed.captures == 1
+    assert pair.step.stats.graphed.captures == 1
 
 
 def test_a_number_that_changes_in_a_graph_is_captured_anew(device):
@@ -231,7 +230,7 @@ def test_a_number_that_changes_in_a_graph_is_captured_anew(device):
             optimizer.param_groups[0]["lr"] = 0.1 if index < 6 else 0.05
         pair.train(batch)
     pair.compare()
-    assert stats(pair.step).graphed.captures == 2
+    assert pair.step.stats.graphed.captures == 2
 
 
 def test_a_graph_needs_an_optimizer_that_keeps_its_numbers_in_tensors(device):

@@ -10,7 +10,11 @@ import torch
 from torch import nn
 
 import olla_fx
-from tests.olla_fx.helpers import assert_same
+from olla_fx.capture import Mode, StepRequest, capture
+from olla_fx.capture.optimizer import initial_state
+from olla_fx.guards import Mismatch, Prologue
+from tests.olla_fx.comparisons import assert_same
+from tests.olla_fx.harness import assert_served
 
 Change = Callable[[nn.Module], object]
 
@@ -89,9 +93,7 @@ def _equal(planned: olla_fx.PlannedModule, eager: nn.Module) -> None:
         planned.poison()
         with torch.no_grad():
             assert_same(planned(x), eager(x), "outputs")
-    assert planned.binding == "buffer"
-    assert planned.counts.served > 0
-    assert planned.counts.outside == 0, planned.outside_log
+    assert_served(planned)
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -103,7 +105,7 @@ def test_other_values_in_a_module(change: str) -> None:
     CHANGES[change](model)
     CHANGES[change](eager)
     _equal(planned, eager)
-    assert planned.replans == 1
+    assert planned.stats.replans == 1
 
 
 @pytest.mark.parametrize("inherited", [False, True])
@@ -116,7 +118,7 @@ def test_other_values_in_a_class(change: str, inherited: bool) -> None:
     _equal(planned, eager)
     setattr(base if inherited else type(model), *CLASS_CHANGES[change])
     _equal(planned, eager)
-    assert planned.replans == 1
+    assert planned.stats.replans == 1
 
 
 @pytest.mark.parametrize("key", ["shift", "factor"])
@@ -126,26 +128,30 @@ def test_a_gradient_that_is_wanted_later(key: str) -> None:
     planned = olla_fx.optimize(model, torch.randn(3, 4), solver="none")
     x = torch.randn(3, 4)
     for wanted in (False, True, True, False):
-        for one, runs in ((eager, eager), (model, planned)):
-            getattr(one, key).requires_grad_(wanted)
-            getattr(one, key).grad = None
-            runs(x).sum().backward()
+        for holder, called in ((eager, eager), (model, planned)):
+            getattr(holder, key).requires_grad_(wanted)
+            getattr(holder, key).grad = None
+            called(x).sum().backward()
         assert (getattr(model, key).grad is not None) == wanted
         assert_same(getattr(model, key).grad, getattr(eager, key).grad, key)
 
 
 def test_an_equal_value_needs_one_close_look() -> None:
     model = Reader().eval()
-    planned = olla_fx.optimize(model, torch.randn(3, 4), solver="none")
     x = torch.randn(3, 4)
-    prologue = planned._current.prologue
-    assert len(prologue.run([x])) == len(prologue.check([x]))
+    planned = olla_fx.optimize(model, x, solver="none")
+    captured = capture(StepRequest(model, (x,), Mode.INFERENCE))
+    prologue = Prologue(captured, model, None, None, initial_state)
+    values = prologue.run([x])
+    assert not isinstance(values, Mismatch)
+    assert len(values) == len(prologue.check([x]))
     source = prologue.source
     model.scale = float("1.5")
     assert prologue.check([x]) is not None
     model.shapes = [1, 2]
     assert prologue.check([x]) is None
-    _equal(planned, model)
+    assert not isinstance(prologue.run([x]), Mismatch)
     assert prologue.check([x]) is not None
     assert prologue.source == source
-    assert planned.replans == 0
+    _equal(planned, model)
+    assert planned.stats.replans == 0

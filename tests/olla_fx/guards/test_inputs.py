@@ -1,4 +1,4 @@
-"""Whether elements of a tensor lie in one place, against a look at all of them."""
+"""Where the elements of a tensor lie, and if two may lie in one place, against a look at all of them."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What transformers' models do beside computing keeps none from being captured."""
+"""Captures models of transformers with all that they do beside computing."""
 
 from functools import partial
 from importlib import import_module
@@ -7,7 +7,7 @@ import torch
 from torch import nn, optim
 
 from olla_fx.models import import_torchvision, logits_loss
-from tests.olla_fx.helpers import Twins
+from tests.olla_fx.harness import WholeStep
 
 SIZES = {
     "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -31,8 +31,8 @@ def segmenting() -> nn.Module:
     )  # fmt: skip
 
 
-def train(model, batches, loss_fn=logits_loss) -> Twins:
-    return Twins(model, partial(optim.SGD, lr=0.1), batches[0], loss_fn).run(batches)
+def train(model, batches, loss_fn=logits_loss) -> WholeStep:
+    return WholeStep(model, partial(optim.SGD, lr=0.1), batches[0], loss_fn).run(batches)
 
 
 def pixels():
@@ -55,7 +55,7 @@ def test_hooks_that_gather_hidden_states_run_while_tracing():
 def test_hooks_that_an_earlier_forward_added_are_taken():
     model = segmenting()
     model(torch.randn(1, 3, 16, 16), output_hidden_states=True)
-    assert any(each._forward_hooks for each in model.modules())
+    assert any(module._forward_hooks for module in model.modules())
     train(model, pixels(), nearness)
 
 

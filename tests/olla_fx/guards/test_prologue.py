@@ -1,4 +1,4 @@
-"""What the generated prologue must not miss, and what it must not take for a change."""
+"""The generated prologue misses no change, and takes nothing else for one."""
 
 from __future__ import annotations
 

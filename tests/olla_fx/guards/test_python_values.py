@@ -12,7 +12,8 @@ from torch import nn, optim
 
 import olla_fx
 from olla_fx import CaptureError, UnsupportedOptimizerError
-from tests.olla_fx.helpers import SmallNet, Twins, images, mlp, sgd, vectors
+from tests.olla_fx.harness import WholeStep, assert_served, check_inference
+from tests.olla_fx.helpers import SmallNet, images, mlp, sgd, vectors
 
 
 class Odd(nn.Module):
@@ -33,12 +34,6 @@ class Odd(nn.Module):
         return hidden * self.factors[0] * self.factors[1] * float(self.table[0])
 
 
-def change(twins, what):
-    for model in (twins.eager, twins.planned):
-        what(model)
-    twins.calls = 0
-
-
 def set_momentum(model):
     model.norm.momentum = 0.5
 
@@ -53,10 +48,10 @@ def set_slope(model):
 
 @pytest.mark.parametrize("what", [set_momentum, set_rate, set_slope])
 def test_a_changed_attribute_of_a_library_module_plans_again(what):
-    twins = Twins(SmallNet(), sgd, images(1)[0]).run(images(2))
-    change(twins, what)
-    twins.run(images(3))
-    assert twins.step.replans == 1
+    pair = WholeStep(SmallNet(), sgd, images(1)[0]).run(images(2))
+    pair.change(what)
+    pair.run(images(3))
+    assert pair.step.stats.replans == 1
 
 
 def replace_factor(model):
@@ -76,29 +71,28 @@ def replace_factor(model):
     ids=["number", "function", "nested", "array", "forward", "tensor"],
 )
 def test_a_changed_attribute_plans_again(what):
-    twins = Twins(Odd(), sgd, vectors(1)[0]).run(vectors(2))
-    change(twins, what)
-    twins.run(vectors(3))
-    assert twins.step.replans == 1
+    pair = WholeStep(Odd(), sgd, vectors(1)[0]).run(vectors(2))
+    pair.change(what)
+    pair.run(vectors(3))
+    assert pair.step.stats.replans == 1
 
 
 def test_a_tensor_in_a_list_is_read_at_every_call():
-    twins = Twins(Odd(), sgd, vectors(1)[0]).run(vectors(2))
-    change(twins, lambda model: model.factors[0].mul_(3))
-    twins.calls = 2
-    twins.run(vectors(2))
-    assert twins.step.replans == 0
+    pair = WholeStep(Odd(), sgd, vectors(1)[0]).run(vectors(2))
+    pair.change(lambda model: model.factors[0].mul_(3))
+    pair.run(vectors(2))
+    assert pair.step.stats.replans == 0
 
 
 def test_what_the_step_does_not_read_may_change():
     """A training loop's counters on the model cost no new plan."""
-    twins = Twins(Odd(), sgd, vectors(1)[0])
+    pair = WholeStep(Odd(), sgd, vectors(1)[0])
     for batch in vectors(4):
-        twins.planned.unread += 1
-        twins.planned.new = twins.planned.unread
-        twins.train(batch)
-    twins.compare()
-    assert twins.step.replans == 0
+        pair.model.unread += 1
+        pair.model.new = pair.model.unread
+        pair.train(batch)
+    pair.compare()
+    assert pair.step.stats.replans == 0
 
 
 class WeightedLoss(nn.Module):
@@ -116,8 +110,8 @@ class WeightedLoss(nn.Module):
         return loss + self.average
 
 
-class LossTwins(Twins):
-    """Twins with a loss each."""
+class StepWithLosses(WholeStep):
+    """A pair with a loss for each half."""
 
     def __init__(self, loss, model=None, make=sgd, of=None):
         self.losses = [copy.deepcopy(loss), loss]
@@ -150,18 +144,17 @@ class Holder:
     ids=["module", "object", "method", "forward", "partial"],
 )
 def test_a_loss_with_buffers(of):
-    twins = LossTwins(WeightedLoss(), of=of).run(vectors(3))
-    for eager, planned in zip(*(loss.buffers() for loss in twins.losses), strict=True):
+    pair = StepWithLosses(WeightedLoss(), of=of).run(vectors(3))
+    for eager, planned in zip(*(loss.buffers() for loss in pair.losses), strict=True):
         assert torch.equal(eager, planned)
-    for loss in twins.losses:
+    for loss in pair.losses:
         loss.criterion.weight = torch.tensor([3.0, 1.0, 1.0])
-    twins.run(vectors(2))
-    assert twins.step.replans == 0
-    for loss in twins.losses:
+    pair.run(vectors(2))
+    assert pair.step.stats.replans == 0
+    for loss in pair.losses:
         loss.factor, loss.criterion.label_smoothing = 2.0, 0.2
-    twins.calls = 0
-    twins.run(vectors(3))
-    assert twins.step.replans == 1
+    pair.run(vectors(3))
+    assert pair.step.stats.replans == 1
 
 
 def test_a_loss_with_a_trained_parameter():
@@ -188,9 +181,7 @@ def test_a_loss_with_a_trained_parameter():
         optimizers[0].step()
         step.poison()
         assert torch.equal(step(x, y), loss)
-    assert step.binding == "buffer"
-    assert step.counts.served > 0
-    assert step.counts.outside == 0
+    assert_served(step)
     assert losses[1].temperature != 2
     assert torch.equal(losses[0].temperature, losses[1].temperature)
 
@@ -203,13 +194,13 @@ def test_a_loss_that_holds_the_model():
 
         def forward(self, answer, target):
             return F.cross_entropy(answer, target) + sum(
-                each.square().sum() for each in self.model.parameters()
+                weight.square().sum() for weight in self.model.parameters()
             )
 
     model = mlp()
-    twins = Twins(model, sgd, vectors(1)[0], Decayed(model))
-    twins.loss_fn = Decayed(twins.eager)
-    twins.run(vectors(3))
+    pair = WholeStep(model, sgd, vectors(1)[0], Decayed(model))
+    pair.loss_fn = Decayed(pair.eager)
+    pair.run(vectors(3))
 
 
 def test_numbers_that_a_loss_function_encloses():
@@ -218,24 +209,22 @@ def test_numbers_that_a_loss_function_encloses():
     def loss_fn(answer, target):
         return F.cross_entropy(answer, target) * factor
 
-    twins = Twins(mlp(), sgd, vectors(1)[0], loss_fn).run(vectors(2))
+    pair = WholeStep(mlp(), sgd, vectors(1)[0], loss_fn).run(vectors(2))
     factor = 3.0
-    twins.calls = 0
-    twins.run(vectors(2))
-    assert twins.step.replans == 1
+    pair.run(vectors(2))
+    assert pair.step.stats.replans == 1
 
 
 def test_a_criterion_that_a_loss_function_encloses():
     criterion = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
-    twins = Twins(mlp(), sgd, vectors(1)[0], lambda answer, target: criterion(answer, target))
-    twins.run(vectors(2))
+    pair = WholeStep(mlp(), sgd, vectors(1)[0], lambda answer, target: criterion(answer, target))
+    pair.run(vectors(2))
     criterion.weight.mul_(2)
-    twins.run(vectors(2))
-    assert twins.step.replans == 0
+    pair.run(vectors(2))
+    assert pair.step.stats.replans == 0
     criterion.weight = torch.tensor([3.0, 1.0, 1.0])
-    twins.calls = 0
-    twins.run(vectors(3))
-    assert twins.step.replans == 1
+    pair.run(vectors(3))
+    assert pair.step.stats.replans == 1
 
 
 def planned(model=None, loss_fn=F.cross_entropy):
@@ -319,22 +308,42 @@ class Counting(Amplifier):
 
 @pytest.mark.parametrize("kind", [Amplifier, type("Derived", (Amplifier,), {})])
 def test_a_changed_global_variable_of_a_forward_plans_again(kind, monkeypatch):
-    twins = Twins(kind(), sgd, vectors(1)[0]).run(vectors(2))
+    pair = WholeStep(kind(), sgd, vectors(1)[0]).run(vectors(2))
     monkeypatch.setitem(globals(), "GAIN", 3.0)
-    twins.calls = 0
-    twins.run(vectors(3))
-    assert twins.step.replans == 1
+    pair.run(vectors(3))
+    assert pair.step.stats.replans == 1
 
 
 def test_other_global_variables_may_change(monkeypatch):
     """A script's variables have the names of attributes, such as ``body``."""
     monkeypatch.setitem(globals(), "body", 1)
-    twins = Twins(Amplifier(), sgd, vectors(1)[0]).run(vectors(2))
+    pair = WholeStep(Amplifier(), sgd, vectors(1)[0]).run(vectors(2))
     monkeypatch.setitem(globals(), "body", 2)
-    twins.run(vectors(2))
-    assert twins.step.replans == 0
+    pair.run(vectors(2))
+    assert pair.step.stats.replans == 0
 
 
 def test_a_forward_that_changes_a_global_variable_is_refused():
     with pytest.raises(CaptureError, match=r"Counting\.forward: CALLS"):
         planned(Counting())
+
+
+@torch.library.custom_op("olla_fx_tests::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+doubled.register_fake(torch.empty_like)
+relu = torch.ops.aten.relu
+
+
+class Operators(nn.Module):
+    """Reads operators from global variables, which keep caches of their own."""
+
+    def forward(self, x):
+        return relu(doubled(x))
+
+
+def test_operators_in_global_variables_change_nothing():
+    step = check_inference(Operators(), [(torch.randn(4),)] * 3, outputs=1)
+    assert step.stats.replans == 0

@@ -32,7 +32,7 @@ def places(value):
     held = value if isinstance(value, list | dict | tuple) else getattr(value, "__dict__", None)
     if held is None:
         return []
-    inner = [each for part in (held.values() if isinstance(held, dict) else held) for each in places(part)]
+    inner = [place for part in (held.values() if isinstance(held, dict) else held) for place in places(part)]
     return inner if isinstance(held, tuple) else [held, *inner]
 
 

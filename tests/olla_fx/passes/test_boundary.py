@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from tests.olla_fx.harness import OwnLoop, phases
+from tests.olla_fx.harness import OwnLoop
 from tests.olla_fx.helpers import SmallNet, Written, images, vectors
 
 
 def code_of(model, example):
     """Return the code of forward and of backward."""
-    return [phase.code for phase in phases(OwnLoop(model, example).step)]
+    return [phase.code for phase in OwnLoop(model, example).step.stats.graph_modules]
 
 
 @pytest.mark.parametrize("operator", ["convolution.default", "batch_norm", "dropout"])

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import olla_fx
-from tests.olla_fx.harness import stats
 
 STEPS = 20
 
@@ -54,12 +53,12 @@ def train(rank, folder):
                     module.poison()
             results[kind] = model.state_dict()
             if kind == "planned":
-                counts = stats(module).counts
+                counts = module.stats.counts
                 results["served"] = (
-                    str(stats(module).binding),
+                    str(module.stats.binding),
                     counts.served,
                     counts.outside,
-                    stats(module).stock_runs,
+                    module.stats.stock_runs,
                 )
         torch.save(results, folder / f"{rank}.pt")
     finally:

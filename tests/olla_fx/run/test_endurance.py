@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 import olla_fx
 from olla_fx.models.vision import import_torchvision
-from tests.olla_fx.harness import stats
 
 
 def resident_bytes():
@@ -38,13 +37,13 @@ def test_a_thousand_steps_of_resnet18(loop):
         if index == 0:
             settled = step.graph_module
         else:
-            assert stats(step).counts.served > 0
-            assert stats(step).counts.outside == 0
-            assert stats(step).counts.outputs == (1 if loop == "whole" else 1 + len(list(model.parameters())))
+            assert step.stats.counts.served > 0
+            assert step.stats.counts.outside == 0
+            assert step.stats.counts.outputs == (1 if loop == "whole" else 1 + len(list(model.parameters())))
         if index % 100 == 99:
             gc.collect()
             sizes.append(resident_bytes())
-    assert stats(step).replans == 0
+    assert step.stats.replans == 0
     assert step.graph_module is settled  # a step that is recorded again gets a new plan
-    assert stats(step).binding == "buffer"
+    assert step.stats.binding == "buffer"
     assert max(sizes[2:]) - sizes[1] < 4 << 20, sizes

@@ -14,7 +14,7 @@ from torch import nn, optim
 
 from olla_fx.errors import BackwardError
 from tests.olla_fx.comparisons import assert_close, assert_same
-from tests.olla_fx.harness import OwnLoop, is_busy, plan_count, stats
+from tests.olla_fx.harness import OwnLoop
 from tests.olla_fx.helpers import Written, mlp, vectors
 
 CHANNELS_LAST = torch.channels_last
@@ -66,9 +66,9 @@ def settle(pair, batch):
     for _ in range(3):
         train_closely(pair, batch)
     pair.run([batch] * 3)
-    assert not is_busy(pair.step)
-    assert stats(pair.step).binding == "buffer"
-    assert stats(pair.step).counts.outside == 0, stats(pair.step).outside_log
+    assert not pair.step.stats.is_busy
+    assert pair.step.stats.binding == "buffer"
+    assert pair.step.stats.counts.outside == 0, pair.step.stats.outside_log
 
 
 def pixel_loss(outputs, target):
@@ -120,8 +120,8 @@ def test_a_backward_that_is_repeated(loss_fn):
             loss.backward(retain_graph=True)
             loss.backward()
         pair.compare_gradients(assert_same if index else assert_close)
-    assert not is_busy(pair.step)
-    assert stats(pair.step).binding == "buffer"
+    assert not pair.step.stats.is_busy
+    assert pair.step.stats.binding == "buffer"
 
 
 LOSSES = [torch.sum, lambda answer: answer.square().mean(), torch.mean, lambda answer: answer.t()[0].sum()]
@@ -139,9 +139,9 @@ def test_layouts_that_alternate_are_not_planned_for_again_and_again():
 
             pair.run_loop(loop, assert_close)
             graph_modules.append(pair.step.graph_module)
-    assert len({id(graph_module) for graph_module in graph_modules[-8:]}) <= plan_count(pair.step)
-    assert stats(pair.step).binding == "buffer"
-    assert stats(pair.step).counts.served > 0
+    assert len({id(graph_module) for graph_module in graph_modules[-8:]}) <= pair.step.stats.cached_plans
+    assert pair.step.stats.binding == "buffer"
+    assert pair.step.stats.counts.served > 0
     settle(pair, vectors(1)[0])
 
 
@@ -157,8 +157,8 @@ def test_forwards_that_wait_together_for_gradients_of_several_layouts():
     for _ in range(5):
         pair.run_loop(loop, assert_close)
     # Of four forwards that wait together one has the buffer.
-    assert stats(pair.step).stock_runs == 15
-    assert stats(pair.step).counts.served > 0
+    assert pair.step.stats.stock_runs == 15
+    assert pair.step.stats.counts.served > 0
 
 
 def test_gradients_of_one_graph_in_several_layouts():
@@ -328,7 +328,7 @@ def test_a_sparse_gradient_is_refused():
     loss = F.embedding(torch.tensor([1, 3]), step(vectors(1)[0][0]), sparse=True).sum()
     with pytest.raises(BackwardError, match="sparse"):
         loss.backward()
-    assert not is_busy(step)
+    assert not step.stats.is_busy
 
 
 def test_a_plan_that_is_evicted_before_its_backward():

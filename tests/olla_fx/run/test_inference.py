@@ -7,7 +7,7 @@ from torch import nn
 import olla_fx
 from olla_fx import StepModeError
 from tests.olla_fx.comparisons import assert_same
-from tests.olla_fx.harness import check_inference, stats
+from tests.olla_fx.harness import check_inference
 from tests.olla_fx.helpers import mlp, vectors
 
 
@@ -20,7 +20,7 @@ def test_inference_follows_the_models_weights():
     x = vectors(1)[0][0]
     with torch.no_grad():
         assert_same(model(x), step(x), "answer")
-    assert stats(step).replans == 0
+    assert step.stats.replans == 0
 
 
 def test_inference_refuses_training_mode():

@@ -10,7 +10,7 @@ from torch import nn
 import olla_fx
 from olla_fx import StepInputError
 from tests.olla_fx.comparisons import assert_same, assert_same_gradients
-from tests.olla_fx.harness import OwnLoop, WholeStep, stats
+from tests.olla_fx.harness import OwnLoop, WholeStep
 from tests.olla_fx.helpers import mlp, sgd, vectors
 
 
@@ -66,6 +66,20 @@ def test_attributes_of_the_model():
         step.nothing  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["counts", "binding", "graphed", "replans", "stock_runs", "outside_log", "cache", "options", "model"],
+)
+def test_an_attribute_of_the_model_is_not_hidden(name):
+    model = mlp()
+    setattr(model, name, 7)
+    step = olla_fx.optimize(model, vectors(1)[0][0], solver="none")
+    assert getattr(step, name) == 7
+    setattr(step, name, 8)
+    assert getattr(model, name) == getattr(step, name) == 8
+    assert step.stats.replans == 0
+
+
 def test_inputs_that_are_taken_by_name_only_may_be_left_out():
     x = vectors(1)[0][0]
     pair = OwnLoop(Scaled(), x)
@@ -77,14 +91,14 @@ def test_inputs_that_are_taken_by_name_only_may_be_left_out():
 
 def test_a_first_and_a_second_call():
     pair = WholeStep(mlp(), sgd, vectors(1)[0])
-    assert stats(pair.step).counts.served == 0
-    assert stats(pair.step).outside_log == ()
+    assert pair.step.stats.counts.served == 0
+    assert pair.step.stats.outside_log == ()
     pair.step.poison()
     pair.run(vectors(1))
-    assert stats(pair.step).counts.served > 0
+    assert pair.step.stats.counts.served > 0
     pair.run(vectors(1))
-    assert stats(pair.step).counts.served_bytes > 0
-    assert stats(pair.step).counts.requests_on_worker_threads == 0
+    assert pair.step.stats.counts.served_bytes > 0
+    assert pair.step.stats.counts.requests_on_worker_threads == 0
 
 
 def test_the_graph_module_in_force_is_readable():

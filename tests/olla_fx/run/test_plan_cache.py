@@ -19,8 +19,6 @@ from tests.olla_fx.harness import (
     WholeStep,
     assert_served,
     assert_served_if_settled,
-    plan_count,
-    stats,
 )
 from tests.olla_fx.helpers import MOMENTUM, SmallNet, images, mlp, sgd, vectors
 
@@ -31,8 +29,8 @@ def test_the_last_batch_of_an_epoch_is_smaller():
         for batch in (*images(4, batch=4), *images(1, batch=3)):
             pair.train(batch)
     pair.compare()
-    assert plan_count(pair.step) == 2
-    assert stats(pair.step).replans == 0
+    assert pair.step.stats.cached_plans == 2
+    assert pair.step.stats.replans == 0
     assert_served(pair.step, 1)
 
 
@@ -57,7 +55,7 @@ def test_more_plans_than_the_limit():
     pair = WholeStep(SmallNet(0.0), MOMENTUM, images(1, batch=2)[0], cache_size_limit=2)
     for size in (2, 3, 4, 3, 2, 4):
         pair.run(images(4, batch=size))
-        assert plan_count(pair.step) <= 2
+        assert pair.step.stats.cached_plans <= 2
         assert_served(pair.step, 1)
 
 
@@ -118,7 +116,7 @@ def test_a_discriminator_that_is_frozen_in_every_step():
             _adversarial_step(generator, discriminator, models[1], optimizers, noise, real),
             "losses",
         )
-        plans.append((stats(discriminator).replans, plan_count(discriminator)))
+        plans.append((discriminator.stats.replans, discriminator.stats.cached_plans))
     for pair in zip(eager, models, strict=True):
         assert_same_models(*pair)
     assert plans[1:] == plans[:1] * 19
@@ -130,7 +128,7 @@ def test_autocast_in_every_other_step():
     pair = OwnLoop(SmallNet(0.0), images(1)[0][0])
     pair.context = lambda: torch.autocast("cpu", dtype=torch.bfloat16, enabled=pair.calls % 2 == 1)
     pair.run(images(20))
-    assert (stats(pair.step).replans, plan_count(pair.step)) == (1, 2)
+    assert (pair.step.stats.replans, pair.step.stats.cached_plans) == (1, 2)
     pair.assert_served()
 
 
@@ -151,7 +149,7 @@ def _freeze_every_other_time(model, index):
 def test_layers_frozen_in_every_other_step(make):
     pair = WholeStep(SmallNet(0.0), make, images(1)[0])
     _train_changing(pair, images(20), _freeze_every_other_time)
-    assert (stats(pair.step).replans, plan_count(pair.step)) == (1, 2)
+    assert (pair.step.stats.replans, pair.step.stats.cached_plans) == (1, 2)
     assert_served(pair.step, 1)
 
 
@@ -168,14 +166,14 @@ def test_a_number_that_changes_to_and_fro():
     _train_changing(
         pair, vectors(20), lambda model, index: setattr(model, "scale", (1.0, 0.5, 2.0)[index % 3])
     )
-    assert (stats(pair.step).replans, plan_count(pair.step)) == (2, 3)
+    assert (pair.step.stats.replans, pair.step.stats.cached_plans) == (2, 3)
     assert_served(pair.step, 1)
 
 
 def test_the_limit_counts_states_too():
     pair = WholeStep(SmallNet(0.0), MOMENTUM, images(1)[0], cache_size_limit=1)
     _train_changing(pair, images(4), _freeze_every_other_time)
-    assert (stats(pair.step).replans, plan_count(pair.step)) == (3, 1)
+    assert (pair.step.stats.replans, pair.step.stats.cached_plans) == (3, 1)
 
 
 def test_plans_for_tensors_that_are_gone_are_dropped():
@@ -183,7 +181,7 @@ def test_plans_for_tensors_that_are_gone_are_dropped():
     pair.change(nn.Module.double)
     x, y = vectors(1)[0]
     pair.train((x.double(), y))
-    assert (stats(pair.step).replans, plan_count(pair.step)) == (1, 1)
+    assert (pair.step.stats.replans, pair.step.stats.cached_plans) == (1, 1)
 
 
 @pytest.mark.parametrize("mode", ["training", "inference", "own loop"])
@@ -206,7 +204,7 @@ def test_a_replaced_module_is_not_kept_by_its_plan(mode):
     step(*batch)
     gc.collect()
     assert [reference() for reference in references] == [None, None]
-    assert (stats(step).replans, plan_count(step)) == (1, 1)
+    assert (step.stats.replans, step.stats.cached_plans) == (1, 1)
 
 
 def test_shapes_are_planned_once_each():
@@ -215,8 +213,8 @@ def test_shapes_are_planned_once_each():
         for size, batch_size in ((8, 2), (10, 2), (8, 3)):
             pair.run(images(1, batch=batch_size, size=size))
     pair.assert_served()
-    assert stats(pair.step).replans == 0
-    assert plan_count(pair.step) == 3
+    assert pair.step.stats.replans == 0
+    assert pair.step.stats.cached_plans == 3
 
 
 @pytest.mark.parametrize("cache_size_limit", [0, -1, 1.5, None, "x", True])

@@ -26,7 +26,7 @@ def little_memory(monkeypatch):
 
 
 def table_bytes(shared, owner):
-    return shared.program(owner, CPU, lambda buffer: arena.Arena(buffer, 0, [])).buffer.buffer_bytes
+    return shared.arena(owner, CPU, lambda buffer: arena.Arena(buffer, 0, [])).buffer.buffer_bytes
 
 
 def test_the_largest_plan_gives_the_size():
@@ -47,5 +47,5 @@ def test_a_plan_that_does_not_fit_keeps_no_smaller_one_from_running(little_memor
         with pytest.raises(MemoryError, match="no more than 4096 B"):
             table_bytes(shared, large)
         assert table_bytes(shared, small) == 1024
-    table = shared.program(small, CPU, lambda buffer: arena.Arena(buffer, 0, []))
-    assert shared.program(small, CPU, lambda buffer: arena.Arena(buffer, 0, [])) is table
+    table = shared.arena(small, CPU, lambda buffer: arena.Arena(buffer, 0, []))
+    assert shared.arena(small, CPU, lambda buffer: arena.Arena(buffer, 0, [])) is table

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 import olla_fx
 from tests.olla_fx.comparisons import assert_same, assert_same_models, assert_same_optimizers
-from tests.olla_fx.harness import stats
 from tests.olla_fx.helpers import mlp, vectors
 
 torch.manual_seed(0)
@@ -39,8 +38,8 @@ with warnings.catch_warnings(record=True) as warned:
     inference(x)
 assert_same_models(eager, model)
 assert_same_optimizers(*optimizers)
-assert stats(step).binding == stats(inference).binding == "stock"
-assert stats(step).counts.served == 0
+assert step.stats.binding == inference.stats.binding == "stock"
+assert step.stats.counts.served == 0
 assert "stock" in str(step.report())
 print(len([warning for warning in warned if "allocator" in str(warning.message)]))
 """

@@ -10,7 +10,7 @@ from torch import nn, optim
 
 import olla_fx
 from tests.olla_fx.comparisons import assert_same
-from tests.olla_fx.harness import WholeStep, assert_served, check_inference, stats
+from tests.olla_fx.harness import WholeStep, assert_served, check_inference
 from tests.olla_fx.helpers import MOMENTUM, SmallNet, images, mlp, vectors
 
 
@@ -112,7 +112,7 @@ def test_attention_backward_replayed_two_hundred_times_with_two_threads():
         pair.model.load_state_dict(start)
         pair.step.poison()
         pair.step(x, target)
-        workers = max(workers, stats(pair.step).counts.requests_on_worker_threads)
+        workers = max(workers, pair.step.stats.counts.requests_on_worker_threads)
         assert_served(pair.step, 1)
         for name, value in pair.model.state_dict().items():
             assert_same(expected[name], value, name)

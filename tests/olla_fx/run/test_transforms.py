@@ -14,7 +14,7 @@ import olla_fx
 from olla_fx import StepModeError
 from olla_fx.errors import BackwardError
 from tests.olla_fx.comparisons import assert_same, assert_same_models
-from tests.olla_fx.harness import OwnLoop, WholeStep, is_busy
+from tests.olla_fx.harness import OwnLoop, WholeStep
 from tests.olla_fx.helpers import SmallNet, images, mlp, sgd, vectors
 
 
@@ -62,7 +62,7 @@ def test_several_backwards_at_once_are_refused():
     answer = planned(x)
     with pytest.raises(BackwardError, match="is_grads_batched"):
         torch.autograd.grad(answer, model[0].weight, torch.randn(7, 4, 3), is_grads_batched=True)
-    assert not is_busy(planned)
+    assert not planned.stats.is_busy
 
 
 def test_a_whole_step_is_not_transformed():
@@ -87,7 +87,7 @@ def test_a_checkpoint_around_a_planned_module(use_reentrant):
             F.cross_entropy(checkpoint(module, inputs, use_reentrant=use_reentrant), y).backward()
         pair.compare_gradients()
     assert_same_models(pair.eager, pair.model)
-    assert not is_busy(pair.step)
+    assert not pair.step.stats.is_busy
 
 
 def test_hooks_for_saved_tensors():

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import olla_fx
 from tests.olla_fx.comparisons import assert_same, assert_same_models
-from tests.olla_fx.harness import WholeStep, stats
+from tests.olla_fx.harness import WholeStep
 from tests.olla_fx.helpers import MOMENTUM, Written, mlp, vectors
 
 
@@ -68,9 +68,9 @@ def test_inference_outputs(forward, outputs):
         step.poison()
         answer = step(x)
         assert_same(expected, answer, f"answer of call {calls}")
-        assert stats(step).binding == "buffer"
-        assert stats(step).counts.outputs == outputs
-        assert calls == 1 or stats(step).counts.outside == 0
+        assert step.stats.binding == "buffer"
+        assert step.stats.counts.outputs == outputs
+        assert calls == 1 or step.stats.counts.outside == 0
         kept.append((expected, answer))
     step.poison()
     for expected, answer in kept:

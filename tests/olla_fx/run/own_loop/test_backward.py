@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from olla_fx.errors import BackwardError, OllaError
-from tests.olla_fx.harness import OwnLoop, is_busy
+from tests.olla_fx.harness import OwnLoop
 from tests.olla_fx.helpers import SmallNet, images, mlp, vectors
 from tests.olla_fx.run.own_loop.written import two_layers
 
@@ -18,7 +18,7 @@ def test_one_backward_serves_all_outputs():
         answer.sum().backward()
         with pytest.raises(OllaError, match="All outputs of a forward share one backward"):
             other.sum().backward()
-        assert not is_busy(pair.step)
+        assert not pair.step.stats.is_busy
     for called, model, _ in pair.sides():
         model.zero_grad()
         answer, other = called(torch.ones(4, 6))
@@ -32,11 +32,11 @@ def test_backward_twice():
     losses = pair.losses(images(1)[0])
     for loss in losses:
         loss.backward(retain_graph=True)
-    assert is_busy(pair.step)
+    assert pair.step.stats.is_busy
     for loss in losses:
         loss.backward()
     pair.compare_gradients()
-    assert not is_busy(pair.step)
+    assert not pair.step.stats.is_busy
     output = pair.step(images(1)[0][0])
     output.sum().backward(retain_graph=False)
     with pytest.raises(RuntimeError, match="retain_graph"):
@@ -83,7 +83,7 @@ def test_gradients_of_gradients_are_refused_by(source):
     with pytest.raises(BackwardError, match="gradients of gradients"):
         torch.autograd.grad(gradient.sum(), wanted, allow_unused=True)
     del gradient, answer
-    assert not is_busy(pair.step)
+    assert not pair.step.stats.is_busy
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
@@ -108,7 +108,7 @@ def test_a_tensor_that_backward_needs_was_changed(kind):
     with pytest.raises(RuntimeError, match=r"changed in place|modified by an inplace"):
         answer.sum().backward()
     del answer
-    assert not is_busy(pair.step)
+    assert not pair.step.stats.is_busy
 
 
 def test_an_output_may_be_changed_if_backward_does_not_need_it():
@@ -134,4 +134,4 @@ def test_a_buffer_that_was_updated_again_before_backward():
     second.sum().backward()
     with pytest.raises(RuntimeError, match="changed in place"):
         first.sum().backward()
-    assert not is_busy(step)
+    assert not step.stats.is_busy

@@ -8,7 +8,7 @@ import torch
 
 from olla_fx import StepModeError
 from tests.olla_fx.comparisons import assert_same
-from tests.olla_fx.harness import OwnLoop, is_busy, stats
+from tests.olla_fx.harness import OwnLoop
 from tests.olla_fx.helpers import SmallNet, images, mlp
 
 
@@ -17,7 +17,7 @@ def test_a_forward_in_another_thread_while_the_buffer_is_busy():
     for batch, other in zip(images(20), images(20)[::-1], strict=True):
         pair.zero_grad()
         first = pair.losses(batch)
-        assert is_busy(pair.step)
+        assert pair.step.stats.is_busy
         second = []
         thread = threading.Thread(
             target=lambda losses, batch: losses.extend(pair.losses(batch)), args=(second, other)
@@ -39,17 +39,17 @@ def test_another_forward_while_the_buffer_is_busy():
     batches = images(4)
     pair.zero_grad()
     first = pair.losses(batches[0])
-    assert is_busy(pair.step)
+    assert pair.step.stats.is_busy
     second = pair.losses(batches[1])
     with torch.no_grad():
         assert_same(pair.eager(batches[2][0]), pair.step(batches[2][0]), "under no_grad")
     repeated = pair.losses(tuple(tensor[[0, 0]] for tensor in batches[3]))
-    assert stats(pair.step).stock_runs == 3
+    assert pair.step.stats.stock_runs == 3
     for losses in (second, first, repeated):
         for loss in losses:
             loss.backward()
     pair.compare_gradients()
-    assert not is_busy(pair.step)
+    assert not pair.step.stats.is_busy
     pair.run(images(3))
     pair.assert_served(stock_runs=3)
 
@@ -59,9 +59,9 @@ def test_a_dropped_graph_gives_the_buffer_back():
     gc.disable()
     try:
         loss = pair.losses(images(1)[0])
-        assert is_busy(pair.step)
+        assert pair.step.stats.is_busy
         del loss
-        assert not is_busy(pair.step)
+        assert not pair.step.stats.is_busy
     finally:
         gc.enable()
     pair.run(images(2))
@@ -95,7 +95,7 @@ def test_several_threads():
         thread.join()
     for index in range(8):
         assert_same(expected[index], given[index], f"thread {index}")
-    assert not is_busy(pair.step)
+    assert not pair.step.stats.is_busy
 
 
 def test_the_buffer_cannot_be_poisoned_while_it_is_needed():

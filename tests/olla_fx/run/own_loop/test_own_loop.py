@@ -11,7 +11,7 @@ from torch import nn, optim
 
 import olla_fx
 from tests.olla_fx.comparisons import assert_same, assert_same_gradients
-from tests.olla_fx.harness import OwnLoop, assert_served, phases, stats
+from tests.olla_fx.harness import OwnLoop, assert_served
 from tests.olla_fx.helpers import SmallNet, images, mlp, sgd, vectors
 from tests.olla_fx.run.own_loop.written import train_written
 
@@ -21,14 +21,14 @@ from tests.olla_fx.run.own_loop.written import train_written
 def test_twenty_steps(model, batches, make):
     pair = OwnLoop(model(), batches(1)[0][0], make).run(batches(20))
     pair.assert_served()
-    assert stats(pair.step).replans == 0
+    assert pair.step.stats.replans == 0
     gradients = sum(parameter.grad is not None for parameter in pair.model.parameters())
-    assert stats(pair.step).counts.outputs == 1 + gradients
+    assert pair.step.stats.counts.outputs == 1 + gradients
 
 
 def test_the_plan_covers_both_phases():
     pair = OwnLoop(SmallNet(), images(1)[0][0]).run(images(3))
-    plan, (forward, backward) = pair.step.plan, phases(pair.step)
+    plan, (forward, backward) = pair.step.plan, pair.step.stats.graph_modules
     assert "convolution.default" in forward.code
     assert "convolution_backward" in backward.code
     assert "convolution_backward" not in forward.code
@@ -73,7 +73,7 @@ def test_autocast():
     pair = OwnLoop(
         SmallNet(), images(1)[0][0], context=lambda: torch.autocast("cpu", dtype=torch.bfloat16)
     ).run(images(20))
-    assert stats(pair.step).replans == 1
+    assert pair.step.stats.replans == 1
     pair.assert_served()
 
 
@@ -130,7 +130,7 @@ def test_evaluation_in_between():
             called.train()
     pair.run(images(2))
     pair.assert_served()
-    assert stats(pair.step).replans == 0
+    assert pair.step.stats.replans == 0
 
 
 def test_frozen_statistics_and_layers():

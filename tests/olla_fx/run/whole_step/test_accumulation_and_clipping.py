@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 import olla_fx
 from olla_fx import CaptureError
 from olla_solvers.errors import OptionError
-from tests.olla_fx.harness import WholeStep, stats
+from tests.olla_fx.harness import WholeStep
 from tests.olla_fx.helpers import ADAMW, MOMENTUM, SmallNet, images, mlp, sgd, vectors
 
 
@@ -59,7 +59,7 @@ class ClippedStep(WholeStep):
 def test_twenty_steps(make, options):
     pair = ClippedStep(SmallNet(), make, images(1, batch=6)[0], **options)
     pair.run(images(20, batch=6))
-    assert stats(pair.step).replans == 0
+    assert pair.step.stats.replans == 0
 
 
 def test_parts_of_a_batch_need_less_memory():

@@ -8,7 +8,7 @@ from torch import optim
 from torch.optim import lr_scheduler
 
 from olla_fx import UnsupportedOptimizerError
-from tests.olla_fx.harness import WholeStep, stats
+from tests.olla_fx.harness import WholeStep
 from tests.olla_fx.helpers import MOMENTUM, mlp, vectors
 
 
@@ -29,7 +29,7 @@ def test_numbers_take_effect_in_the_next_step_without_a_new_plan(make, options, 
         for optimizer in pair.optimizers:
             optimizer.param_groups[0].update(change)
         pair.run(vectors(2))
-    assert stats(pair.step).replans == 0
+    assert pair.step.stats.replans == 0
 
 
 @pytest.mark.parametrize(
@@ -54,12 +54,12 @@ def test_numbers_that_become_zero_or_nonzero_plan_again(make, options, change):
     for optimizer in pair.optimizers:
         optimizer.param_groups[0].update(change)
     pair.run(vectors(3))
-    assert stats(pair.step).replans == 1
+    assert pair.step.stats.replans == 1
     for optimizer in pair.optimizers:
         optimizer.param_groups[0].update({key: before[0][key] for key in change})
     pair.run(vectors(3))
     # The first plan fits again, unless a momentum buffer stays that it does not know.
-    assert stats(pair.step).replans == (2 if change == {"momentum": 0.9} else 1)
+    assert pair.step.stats.replans == (2 if change == {"momentum": 0.9} else 1)
 
 
 def test_a_number_that_becomes_a_tensor_is_no_longer_read_as_a_number():
@@ -75,7 +75,7 @@ def test_a_number_that_becomes_a_tensor_is_no_longer_read_as_a_number():
 def test_a_learning_rate_that_decays_to_zero():
     cosine = partial(lr_scheduler.CosineAnnealingLR, T_max=4)
     pair = WholeStep(mlp(), optim.AdamW, vectors(1)[0], scheduler=cosine).run(vectors(8))
-    assert stats(pair.step).replans == 1
+    assert pair.step.stats.replans == 1
 
 
 def test_schedulers_do_not_warn():

@@ -10,7 +10,7 @@ from torch import nn
 import olla_fx
 from olla_fx import CaptureError, StepInputError
 from tests.olla_fx.comparisons import assert_same, assert_same_models
-from tests.olla_fx.harness import WholeStep, assert_served, stats
+from tests.olla_fx.harness import WholeStep, assert_served
 from tests.olla_fx.helpers import MOMENTUM, Written, mlp, sgd, vectors
 
 
@@ -81,7 +81,7 @@ def test_calls_that_the_model_rejects(call, kind, said):
         pair.step(*call(*vectors(1)[0]))
     assert_same_models(before, pair.model)
     pair.run(vectors(2))
-    assert stats(pair.step).replans == 0
+    assert pair.step.stats.replans == 0
 
 
 def test_lazily_conjugated_inputs():

@@ -11,7 +11,7 @@ from torch import optim
 from torch.optim import lr_scheduler
 
 import olla_fx
-from tests.olla_fx.harness import WholeStep, assert_served_if_settled, stats
+from tests.olla_fx.harness import WholeStep, assert_served_if_settled
 from tests.olla_fx.helpers import SmallNet, images, mlp, vectors
 
 STEP_LR = partial(lr_scheduler.StepLR, step_size=3, gamma=0.5)
@@ -61,7 +61,7 @@ def test_ten_steps_equal_eager(name, foreach, dropout):
         SmallNet(dropout), partial(make, foreach=foreach, **options), images(1)[0], scheduler=scheduler
     )
     pair.run(images(10))
-    assert stats(pair.step).replans == 0
+    assert pair.step.stats.replans == 0
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -69,7 +69,7 @@ def test_ten_steps_equal_eager_with_other_optimizers(name):
     make, options, scheduler = OTHERS[name]
     pair = WholeStep(SmallNet(), partial(make, **options), images(1)[0], scheduler=scheduler)
     pair.run(images(10))
-    assert stats(pair.step).replans == 0
+    assert pair.step.stats.replans == 0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 from tests.olla_fx.comparisons import assert_same, assert_same_models
-from tests.olla_fx.harness import WholeStep, check_inference, stats
+from tests.olla_fx.harness import WholeStep, check_inference
 from tests.olla_fx.helpers import MOMENTUM, SmallNet, dampened, images, mlp, sgd, vectors
 
 
@@ -26,7 +26,7 @@ def test_load_state_dict():
     pair.run(images(2))
     change_both(pair, lambda model, _: model.load_state_dict(other))
     pair.run(images(2))
-    assert stats(pair.step).replans == 0
+    assert pair.step.stats.replans == 0
 
 
 def test_load_state_dict_by_assignment():
@@ -41,7 +41,7 @@ def test_load_state_dict_by_assignment():
         pair.optimizers[0].state[after] = pair.optimizers[0].state.pop(before)
     pair.optimizers[0].param_groups[0]["params"] = list(pair.eager.parameters())
     pair.run(vectors(3))
-    assert stats(pair.step).replans == 0
+    assert pair.step.stats.replans == 0
     assert pair.model[0].weight.data_ptr() == values[1]["0.weight"].data_ptr()
 
 
@@ -70,7 +70,7 @@ def test_to_another_type_plans_again(through):
         for state in optimizer.state.values():
             state["momentum_buffer"] = state["momentum_buffer"].double()
     pair.run([(x.double(), y) for x, y in vectors(3)])
-    assert stats(pair.step).replans == 1
+    assert pair.step.stats.replans == 1
     assert pair.model[0].weight.dtype == torch.float64
 
 
@@ -83,7 +83,7 @@ def test_optimizer_load_state_dict(make):
     for optimizer, state in zip(pair.optimizers, saved, strict=True):
         optimizer.load_state_dict(state)
     pair.run(vectors(3))
-    assert stats(pair.step).replans == 0
+    assert pair.step.stats.replans == 0
 
 
 def test_optimizer_state_that_is_emptied_is_made_again():
@@ -91,7 +91,7 @@ def test_optimizer_state_that_is_emptied_is_made_again():
     pair.run(vectors(2))
     change_both(pair, lambda _, optimizer: optimizer.state.clear())
     pair.run(vectors(3))
-    assert stats(pair.step).replans == 0
+    assert pair.step.stats.replans == 0
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_changes_of_the_model_plan_again(change):
     pair.run(images(2))
     change_both(pair, change)
     pair.run(images(3))
-    assert stats(pair.step).replans == 1
+    assert pair.step.stats.replans == 1
 
 
 def test_a_replaced_layer_plans_again():
@@ -122,7 +122,7 @@ def test_a_replaced_layer_plans_again():
         pair, lambda model, optimizer: optimizer.param_groups[0].update(params=list(model.parameters()))
     )
     pair.run(vectors(3))
-    assert stats(pair.step).replans == 1
+    assert pair.step.stats.replans == 1
 
 
 def test_adding_a_parameter_group_plans_again():
@@ -135,7 +135,7 @@ def test_adding_a_parameter_group_plans_again():
         ),
     )
     pair.run(vectors(3))
-    assert stats(pair.step).replans == 1
+    assert pair.step.stats.replans == 1
 
 
 def test_layers_are_frozen_and_unfrozen_between_epochs():
@@ -144,7 +144,7 @@ def test_layers_are_frozen_and_unfrozen_between_epochs():
         pair.change(lambda model, is_trained=is_trained: model.conv.requires_grad_(is_trained))
         pair.change(lambda model: model.conv.zero_grad())
         pair.run(images(8))
-    assert stats(pair.step).replans == 1  # unfrozen, the first plan fits again
+    assert pair.step.stats.replans == 1  # unfrozen, the first plan fits again
 
 
 class Masked(nn.Module):
@@ -176,7 +176,7 @@ def test_a_tensor_that_appears_plans_again(change):
     pair = WholeStep(Masked(), sgd, vectors(1)[0]).run(vectors(2))
     pair.change(change)
     pair.run(vectors(2))
-    assert stats(pair.step).replans == 1
+    assert pair.step.stats.replans == 1
 
 
 def test_the_choice_of_attention_and_determinism_plan_again():
@@ -184,13 +184,13 @@ def test_the_choice_of_attention_and_determinism_plan_again():
     x = vectors(1)[0][0]
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         step(x)
-    assert stats(step).replans == 1
+    assert step.stats.replans == 1
     step(x)
-    assert stats(step).replans == 1  # as it was at first
+    assert step.stats.replans == 1  # as it was at first
     try:
         torch.use_deterministic_algorithms(True)
         step(x)
-        assert stats(step).replans == 2
+        assert step.stats.replans == 2
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -216,7 +216,7 @@ def test_weights_tied_after_planning_plan_again(make):
     for batch in vectors(3):
         pair.train(batch)
     assert_same_models(pair.eager, pair.model)  # eager's optimizer still has state of the old weight
-    assert stats(pair.step).replans == 1
+    assert pair.step.stats.replans == 1
 
 
 def test_weights_tied_after_planning_plan_inference_again():
@@ -225,7 +225,7 @@ def test_weights_tied_after_planning_plan_inference_again():
     tie(model)
     with torch.no_grad():
         assert torch.equal(step(x), model(x))
-    assert stats(step).replans == 1
+    assert step.stats.replans == 1
 
 
 class TiedModules(ThreeLayers):
@@ -241,7 +241,7 @@ def test_tied_modules_may_be_tied_another_way():
     model.b = model.c
     with torch.no_grad():
         assert torch.equal(step(x), model(x))
-    assert stats(step).replans == 1
+    assert step.stats.replans == 1
 
 
 def test_planning_again_is_logged(caplog):

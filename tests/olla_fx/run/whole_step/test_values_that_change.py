@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.olla_fx.harness import WholeStep, stats
+from tests.olla_fx.harness import WholeStep
 from tests.olla_fx.helpers import mlp, sgd, vectors
 
 
@@ -53,7 +53,7 @@ def test_a_value_that_looks_alike_plans_again(change, monkeypatch):
     pair = WholeStep(Picky(), sgd, vectors(1)[0]).run(vectors(2))
     pair.change(change)
     pair.run(vectors(2))
-    assert stats(pair.step).replans == 1
+    assert pair.step.stats.replans == 1
 
 
 SCALE = 1.0
@@ -91,4 +91,4 @@ def test_values_that_functions_of_the_loss_read_are_followed(loss, monkeypatch):
     pair = WholeStep(mlp(), sgd, vectors(1)[0], loss).run(vectors(2))
     monkeypatch.setitem(globals(), "SCALE", 3.0)
     pair.run(vectors(2))
-    assert stats(pair.step).replans == 1
+    assert pair.step.stats.replans == 1
