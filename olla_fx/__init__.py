@@ -10,6 +10,7 @@ from olla_fx.errors import (
     ArenaBusyError,
     ArenaUnavailableError,
     BackwardError,
+    BufferMemoryError,
     CaptureError,
     OllaError,
     RecordingError,
@@ -20,20 +21,24 @@ from olla_fx.errors import (
 from olla_fx.options import Options
 from olla_fx.plan import Plan
 from olla_fx.run import PlannedModule
+from olla_solvers.errors import OptionError, SolverUnavailableError
 
 __all__ = [
     "ArenaBusyError",
     "ArenaUnavailableError",
     "BackwardError",
     "Binding",
+    "BufferMemoryError",
     "CaptureError",
     "LoopReport",
     "OllaError",
+    "OptionError",
     "Options",
     "Plan",
     "PlannedModule",
     "Recording",
     "RecordingError",
+    "SolverUnavailableError",
     "StepInputError",
     "StepModeError",
     "UnsupportedOptimizerError",

@@ -26,14 +26,14 @@ from olla_solvers.validate import validate
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """What is to be compiled.
+    """A step that is to be compiled.
 
     Attributes:
         step: the user's model, inputs and options.
         in_buffer: False if the step is to run with the stock allocator.
         runs: False if only the plan's figures are wanted: nothing is emitted or kept on disk.
         earlier: the result of the first stages (capture, passes, dataflow), to plan a step again.
-        problem: what to plan instead of the captured problem: the same with recorded workspaces.
+        problem: the captured problem with recorded workspaces, to plan instead of it.
     """
 
     step: StepRequest
@@ -83,8 +83,8 @@ def compile_step(request: CompileRequest) -> CompiledStep:
         seconds.update(request.earlier.plan.timings)
     problem = request.problem or dataflow.problem
     solver, time_limit = request.step.options.solver, request.step.options.time_limit
-    told = {"solver": solver, "time_limit": time_limit}
-    path = disk_cache.plan_path(problem, told, captured.device) if request.runs else None
+    planner_options = {"solver": solver, "time_limit": time_limit}
+    path = disk_cache.plan_path(problem, planner_options, captured.device) if request.runs else None
     memory = disk_cache.load_plan(path, problem)
     if memory is None:
         schedule = order(problem, solver=solver, time_limit=time_limit)

@@ -14,11 +14,11 @@ from olla_solvers.ilp import backends
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a step is planned and run.
+    """The options of planning and running a step.
 
     Attributes:
         solver: ``auto``, ``cbc``, ``gurobi``, ``highs`` (the integer programs really run), or ``none``.
-        time_limit: seconds for ordering and placing; None: as long as it pays, at most about 30 s.
+        time_limit: seconds for ordering and for placing; None: as long as it pays, at most about 30 s each.
         return_outputs: of a whole training step: return ``(loss, outputs)`` instead of the loss.
         accumulation_steps: of a whole training step: cut the batch along its first dimension into so many
             micro-batches, whose gradients accumulate; the loss is the mean of theirs.

@@ -25,7 +25,7 @@ from types import ModuleType
 
 import torch
 
-SOURCE_FOLDER = Path(__file__).parent
+SOURCE_FOLDER = Path(__file__).parent / "csrc"
 _HEADERS = ("buffer.h", "cursor.h", "module.h", "recorder.h", "router.h", "watchers.h")
 # Hidden, or two libraries in one process would share symbols that each must have of its own.
 _COMPILER_FLAGS = ("-O2", "-fvisibility=hidden")
@@ -37,7 +37,7 @@ class Library:
 
     Attributes:
         name: of the Python module, without its fingerprint.
-        source: the file in this folder.
+        source: the file in ``csrc``.
         include_folders: folders of more headers.
         link_flags: for the linker.
     """

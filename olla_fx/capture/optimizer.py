@@ -50,14 +50,14 @@ def check_supported(optimizer: torch.optim.Optimizer) -> None:
     """Refuse optimizers whose update is not one fixed piece of arithmetic.
 
     Raises:
-        UnsupportedOptimizerError: naming the reason and the optimizers that work.
+        UnsupportedOptimizerError: if it is not; names the reason and the optimizers that work.
     """
     name = type(optimizer).__name__
-    supported = ", ".join(each.__name__ for each in SUPPORTED)
+    supported = ", ".join(kind.__name__ for kind in SUPPORTED)
     step = torch_compat.optimizer_step_function(type(optimizer))
     known = any(
-        isinstance(optimizer, each) and step is torch_compat.optimizer_step_function(each)
-        for each in SUPPORTED
+        isinstance(optimizer, kind) and step is torch_compat.optimizer_step_function(kind)
+        for kind in SUPPORTED
     )
     if name in _REFUSED:
         raise UnsupportedOptimizerError(
@@ -98,26 +98,27 @@ def warn_about_fused(optimizer: torch.optim.Optimizer) -> None:
 def parameter_names(
     optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]
 ) -> tuple[tuple[str, ...], ...]:
-    """For each group, the names of its parameters in the step's modules.
+    """Return, for each group, the names of its parameters in the step's modules.
 
     Raises:
-        UnsupportedOptimizerError: when a parameter is not the model's.
+        UnsupportedOptimizerError: if a parameter is not the model's.
     """
     names: dict[int, str] = {}
     for owner, module in modules.items():
         for key, parameter in torch_compat.parameters_of(module).items():
             names.setdefault(id(parameter), f"{owner}.{key}" if owner else key)
-    found = []
+    names_of_groups = []
     for index, group in enumerate(optimizer.param_groups):
-        stranger = next((each for each in group["params"] if id(each) not in names), None)
+        parameters = group["params"]
+        stranger = next((parameter for parameter in parameters if id(parameter) not in names), None)
         if stranger is not None:
             raise UnsupportedOptimizerError(
                 f"parameter group {index} holds a tensor of shape {list(stranger.shape)} that is no "
                 "parameter of the model: make the optimizer with model.parameters(), after any "
                 "load_state_dict(assign=True) or replaced layer"
             )
-        found.append(tuple(names[id(each)] for each in group["params"]))
-    return tuple(found)
+        names_of_groups.append(tuple(names[id(parameter)] for parameter in parameters))
+    return tuple(names_of_groups)
 
 
 def describe(optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> OptimizerLayout:
@@ -156,11 +157,11 @@ def _scalar_slots(
     group = optimizer.param_groups[index]
     value = group[key]
     if isinstance(value, tuple | list):
-        numbers = all(_is_number(each) and each != 0 for each in value)
+        numbers = all(_is_number(number) and number != 0 for number in value)
         elements = range(len(value)) if numbers else ()
         return [
-            ScalarSlot(f"group{index}.{key}.{each}", index, key, each, positive=value[each] > 0)
-            for each in elements
+            ScalarSlot(f"group{index}.{key}.{element}", index, key, element, positive=value[element] > 0)
+            for element in elements
         ]
     if not _is_number(value) or value == 0:
         return []
@@ -172,13 +173,13 @@ def _scalar_slots(
 
 
 def _is_capturable(group: Mapping[str, Any]) -> bool:
-    """Whether a group's update keeps to tensors; so do fused kernels, whose step counts are on the device."""
+    """Return True if a group's update keeps to tensors, as fused kernels do: they count steps there."""
     fused = group.get("fused") and all(parameter.is_cuda for parameter in group["params"])
     return bool(group.get("capturable") or (fused and "capturable" in group))
 
 
 def _unfused(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a group in the single-tensor form, with its state where the user's form has it."""
+    """Copy a group in the single-tensor form, with its state where the user's form has it."""
     chosen: dict[str, Any] = {"foreach": False, "fused": False}
     if "capturable" in group:
         chosen["capturable"] = _is_capturable(group)
@@ -192,7 +193,7 @@ def _is_number(value: object) -> bool:
 def initial_state(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """The state that the optimizer's first step would give a parameter.
+    """Return the state that the optimizer's first step would give a parameter.
 
     SGD's first step copies the gradient into the momentum buffer. A buffer of -0.0 gives the same bits,
     since ``-0.0 * momentum + g == g`` for every ``g`` with its sign (the dampening of a first step is
@@ -239,7 +240,7 @@ def run_update(
         own = {slot.parameter for slot in layout.scalars if slot.group == index and slot.parameter}
         for batch in [[name] for name in names] if own else [list(names)]:
             bound = _bind(shared, index, layout.scalars, scalars, batch[0]) if own else shared
-            tensors = {each.key: scalars[each.name] for each in layout.tensors if each.group == index}
+            tensors = {slot.key: scalars[slot.name] for slot in layout.tensors if slot.group == index}
             groups.append({**bound, **tensors, "params": [parameters[name] for name in batch]})
     keyed = {parameters[name]: values for name, values in state.items()}
     for name, gradient in gradients.items():
@@ -260,7 +261,7 @@ def _bind(
     scalars: Mapping[str, Any],
     parameter: str | None,
 ) -> dict[str, Any]:
-    """A copy of a group with its late-bound numbers put in."""
+    """Copy a group with its late-bound numbers put in."""
     bound = _unfused(group)
     for slot in slots:
         if slot.group == index and slot.parameter == parameter:
@@ -278,7 +279,7 @@ def _copy_with(
     groups: list[dict[str, Any]],
     state: Mapping[torch.Tensor, dict[str, torch.Tensor]],
 ) -> torch.optim.Optimizer:
-    """An object of the optimizer's class with other groups and state, and no hooks."""
+    """Make an object of the optimizer's class with other groups and state, and no hooks."""
     copied: torch.optim.Optimizer = object.__new__(type(optimizer))
     copied.__dict__.update(optimizer.__dict__)
     copied.__dict__.pop("step", None)

@@ -1,7 +1,7 @@
 """One tracing run: the fake arguments of a step, and the step as a function of them.
 
 The function calls the model, the loss, ``torch.autograd.grad`` and the optimizer's own ``step`` on copies of
-the user's objects that hold what it is given.
+the user's objects that hold its arguments.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Tracing:
         inputs: what each argument is.
         flat_arguments: the arguments.
         outputs: how results become the answer, once traced.
-        aliases: for each tensor among the outputs of the caller's own loop, what it is a view of.
+        aliases: for each tensor among the outputs of the caller's own loop, the tensor that it is a view of.
         without_gradient: parameters that no gradient reached, once traced.
-        differentiable: for each result of the answer, whether a tangent comes back for it, once traced.
+        differentiable: for each result of the answer, True if a tangent comes back for it, once traced.
         gradients: indices of the inputs whose gradients follow the answer, once traced.
         layout: of the optimizer.
         state: of the optimizer, by parameter and key.
@@ -118,7 +118,7 @@ class Tracing:
     def _add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         optimizers.check_supported(optimizer)
         self.layout = optimizers.describe(optimizer, self._originals)
-        trained = {each.name: each for each in self.inputs if each.role is Role.PARAMETER}
+        trained = {item.name: item for item in self.inputs if item.role is Role.PARAMETER}
         for index, names in enumerate(self.layout.parameters):
             group = optimizer.param_groups[index]
             for name, parameter in zip(names, group["params"], strict=True):
@@ -167,33 +167,33 @@ class Tracing:
                 self.example_leaves.append(Constant(leaf))
 
     def _add_tangents(self) -> None:
-        """One for each output that has a gradient; a first run under fake tensors tells which."""
+        """Add a tangent for each output that has a gradient; a first run under fake tensors tells which."""
         eager = FakeStep(self.request)
         with explained(self.request.model), torch.random.fork_rng(devices=[]):
             outputs = eager.forward()
         self.aliases = eager.aliases(outputs)
         pairs = zip(outputs, self.aliases, strict=True)
-        made = [each for each, alias in pairs if alias is None and each.requires_grad]
+        made = [output for output, alias in pairs if alias is None and output.requires_grad]
         if not made:
             raise CaptureError(
                 f"no output of {type(self.request.model).__name__} is a new tensor that depends on a "
                 "parameter or input with a gradient: call it under torch.no_grad(), or let it return its "
                 "tensors in tuples, lists, dicts or classes registered with torch.utils._pytree"
             )
-        strides = self.request.tangent_strides or tuple(each.stride() for each in made)
+        strides = self.request.tangent_strides or tuple(output.stride() for output in made)
         for index, (output, stride) in enumerate(zip(made, strides, strict=True)):
             self._add(Role.TANGENT, str(index), replace(TensorSpec.of(output.detach()), stride=stride))
 
     def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
-        """The whole step as a function of its tensors; returns flat copies of its results."""
+        """Run the whole step on its tensors; return flat copies of its results."""
         with self._mode, torch_compat.saved_tensor_hooks_in_traces():
             return self._step(flat)
 
     def _step(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         held = self._with_gradients(flat)
-        examples = [each.value if isinstance(each, Constant) else held[each] for each in self.example_leaves]
+        examples = [leaf.value if isinstance(leaf, Constant) else held[leaf] for leaf in self.example_leaves]
         arguments = pytree.tree_unflatten(examples, self.example_spec)
-        names = [(each.role, each.name) for each in self.inputs]
+        names = [(step_input.role, step_input.name) for step_input in self.inputs]
         present = dict(zip(names, held, strict=True))
         self.model_copy.put([present[places[0].role, places[0].name] for places in self.slots])
         if self.request.mode is Mode.INFERENCE:
@@ -202,36 +202,41 @@ class Tracing:
         if self.request.mode is Mode.AUTOGRAD:
             return self._differentiable_pass(flat, held, arguments)
         values = dict(zip(names, flat, strict=True))
-        leaves = {name: each for (role, name), each in present.items() if each is not values[role, name]}
+        leaves = {
+            name: tensor for (role, name), tensor in present.items() if tensor is not values[role, name]
+        }
         return self._training_step(values, leaves, arguments)
 
     def _with_gradients(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors of the step, those that want a gradient as leaves that do.
+        """Return the tensors of the step, those that want a gradient as leaves that do.
 
         All such parameters, also those that are not trained and in inference: ``matmul`` chooses its kernel
         by it.
         """
         held = list(flat)
-        for index, each in enumerate(self.inputs):
-            is_leaf = each.role in (Role.PARAMETER, Role.EXAMPLE) or (
-                each.role in (Role.BUFFER, Role.ATTRIBUTE) and self.request.mode is Mode.AUTOGRAD
+        for index, step_input in enumerate(self.inputs):
+            role, spec = step_input.role, step_input.spec
+            is_leaf = role in (Role.PARAMETER, Role.EXAMPLE) or (
+                role in (Role.BUFFER, Role.ATTRIBUTE) and self.request.mode is Mode.AUTOGRAD
             )
-            if is_leaf and each.spec is not None and each.spec.requires_grad:
+            if is_leaf and spec is not None and spec.requires_grad:
                 held[index] = flat[index].detach().requires_grad_()
         return held
 
     def _differentiable_pass(
         self, flat: Sequence[torch.Tensor], held: Sequence[torch.Tensor], arguments: Sequence[Any]
     ) -> list[torch.Tensor]:
-        """Forward, and the gradients of everything that wants one from the tangents of the outputs."""
-        wanted = {index: each for index, each in enumerate(held) if each is not flat[index]}
+        """Run forward; return its outputs and the gradients of everything that wants one."""
+        wanted = {index: tensor for index, tensor in enumerate(held) if tensor is not flat[index]}
         tangents = [
-            tensor for each, tensor in zip(self.inputs, flat, strict=True) if each.role is Role.TANGENT
+            tensor
+            for step_input, tensor in zip(self.inputs, flat, strict=True)
+            if step_input.role is Role.TANGENT
         ]
         with torch.enable_grad(), self._autocast_cache():
             outputs = self.model_copy.model(*arguments)
         tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
-        tensors = [each for each, alias in zip(tensors, self.aliases, strict=True) if alias is None]
+        tensors = [tensor for tensor, alias in zip(tensors, self.aliases, strict=True) if alias is None]
         self.differentiable = tuple(leaf.requires_grad for leaf in tensors)
         through = [leaf for leaf in tensors if leaf.requires_grad]
         with self._gradients_made():
@@ -239,9 +244,9 @@ class Tracing:
         by_index = dict(zip(wanted, gradients, strict=True))
         self.gradients = tuple(index for index, gradient in by_index.items() if gradient is not None)
         self.without_gradient = [
-            each.name
-            for index, each in enumerate(self.inputs)
-            if each.role is Role.PARAMETER and index in by_index and by_index[index] is None
+            step_input.name
+            for index, step_input in enumerate(self.inputs)
+            if step_input.role is Role.PARAMETER and index in by_index and by_index[index] is None
         ]
         for index in self.gradients:
             refuse_sparse(self.inputs[index].name, by_index[index])
@@ -297,13 +302,13 @@ class Tracing:
 
     @contextlib.contextmanager
     def _gradients_made(self) -> Iterator[None]:
-        """Backward: autocast, where it is on, is for forward and loss; what follows keeps to their types."""
+        """Turn autocast off for backward, which keeps to the types of forward and loss."""
         with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
             yield
 
     @property
     def recomputed(self) -> int:
-        """How many operators of checkpoints' recomputations were traced."""
+        """The number of operators of checkpoints' recomputations that were traced."""
         return self._mode.draws.recomputed
 
     def _loss(self, outputs: Any, target: Any) -> torch.Tensor:
@@ -347,7 +352,7 @@ class Tracing:
         )  # fmt: skip
 
     def _flatten_outputs(self, answer: Any) -> list[torch.Tensor]:
-        """Flat results, each behind a ``clone`` that keeps AOTAutograd from hiding its aliases.
+        """Return flat results, each behind a ``clone`` that keeps AOTAutograd from hiding its aliases.
 
         The clones are removed again when the graph is cleaned
         (:func:`olla_fx.passes.cleanup.drop_output_copies`).
@@ -375,7 +380,7 @@ class Tracing:
 
 
 def _accumulate(total: dict[str, torch.Tensor | None], name: str, gradient: torch.Tensor | None) -> None:
-    """Add a gradient to what is there, as autograd adds to ``.grad``."""
+    """Add a gradient to the one before, as autograd adds to ``.grad``."""
     before = total[name]
     if before is not None and gradient is not None:
         before.add_(gradient)
@@ -386,8 +391,9 @@ def _accumulate(total: dict[str, torch.Tensor | None], name: str, gradient: torc
 def parameters_and_frozen(
     values: Mapping[tuple[Role, str], torch.Tensor], trained: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """All parameters by name: the optimizer may hold frozen ones, which it skips for want of a gradient."""
-    return {name: each for (role, name), each in values.items() if role is Role.PARAMETER} | dict(trained)
+    """Return all parameters by name: the optimizer skips frozen ones for want of a gradient."""
+    present = {name: tensor for (role, name), tensor in values.items() if role is Role.PARAMETER}
+    return present | dict(trained)
 
 
 @dataclass(frozen=True, slots=True)

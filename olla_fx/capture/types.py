@@ -1,4 +1,4 @@
-"""What is to be captured, and what capturing gives."""
+"""The request for a captured step, and the captured step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from olla_fx.errors import CaptureError
-from olla_fx.guards import Assumptions, Mode, Role, TensorSlot, TensorSpec, step_modules
+from olla_fx.guards import Assumptions, Mode, Role, TensorSlot, step_modules
 from olla_fx.options import Options
 from olla_fx.torch_compat import pytree
 
@@ -30,8 +30,8 @@ class OutputAlias:
         shape: its extents.
         stride: its element strides.
         offset: where it begins, in elements from the other's beginning.
-        whole: whether it is the other tensor itself.
-        detached: whether autograd is not to follow it.
+        whole: True if it is the other tensor itself.
+        detached: True if autograd is not to follow it.
     """
 
     result: int | None
@@ -43,7 +43,7 @@ class OutputAlias:
     detached: bool
 
     def of(self, results: Sequence[torch.Tensor], values: Sequence[Any]) -> torch.Tensor:
-        """The output.
+        """Return the output.
 
         Args:
             results: of the graph.
@@ -59,7 +59,7 @@ class OutputAlias:
 
 @dataclass(frozen=True, slots=True)
 class OutputLayout:
-    """How the graph's flat results become what the caller gets.
+    """The way from the graph's flat results to what the caller gets.
 
     Attributes:
         spec: pytree of the answer.
@@ -71,23 +71,23 @@ class OutputLayout:
 
     @property
     def results(self) -> int:
-        """How many of the graph's results belong to the answer."""
+        """The number of the graph's results that belong to the answer."""
         return sum(is_result for is_result, _ in self.leaves)
 
     def rebuild(self, results: Sequence[torch.Tensor], values: Sequence[Any] = ()) -> Any:
-        """The answer with the caller's own structure.
+        """Return the answer with the caller's own structure.
 
         Args:
             results: of the graph.
-            values: of its placeholders, where outputs look into them.
+            values: of its placeholders, needed if outputs look into them.
         """
         leaves = [
-            results[each]
+            results[leaf]
             if is_result
-            else each.of(results, values)
-            if isinstance(each, OutputAlias)
-            else each
-            for is_result, each in self.leaves
+            else leaf.of(results, values)
+            if isinstance(leaf, OutputAlias)
+            else leaf
+            for is_result, leaf in self.leaves
         ]
         return pytree.tree_unflatten(leaves, self.spec)
 
@@ -98,8 +98,8 @@ class CapturedStep(Assumptions):
 
     Attributes:
         graph_module: functional but for trailing ``copy_`` into static arrays.
-        outputs: how results become the answer.
-        differentiable: for each result of the answer, whether a tangent comes back for it.
+        outputs: the way from results to the answer.
+        differentiable: for each result of the answer, True if a tangent comes back for it.
         gradients: indices of the placeholders whose gradients follow the answer among the results.
         gradient_tangents: for each gradient, the tangents that it depends on.
         recomputed: how many operators are there a second time because the model checkpoints activations.
@@ -115,35 +115,29 @@ class CapturedStep(Assumptions):
     @functools.cached_property
     def tangent_strides(self) -> tuple[tuple[int, ...], ...]:
         """Element strides of the tangents, in order."""
-        return tuple(each.stride for each in self._tangents())
-
-    @property
-    def tangents_overlap(self) -> bool:
-        """Whether a tangent has several elements in one place."""
-        return any(each.overlaps_itself for each in self._tangents())
-
-    def _tangents(self) -> list[TensorSpec]:
-        specs = [each.spec for each in self.inputs if each.role is Role.TANGENT]
-        return [each for each in specs if each is not None]
+        specs = [step_input.spec for step_input in self.inputs if step_input.role is Role.TANGENT]
+        return tuple(spec.stride for spec in specs if spec is not None)
 
     @functools.cached_property
     def wanted(self) -> tuple[int, ...]:
         """Indices of the placeholders that want a gradient, tangents aside."""
         return tuple(
             index
-            for index, each in enumerate(self.inputs)
-            if each.role is not Role.TANGENT and each.spec is not None and each.spec.requires_grad
+            for index, step_input in enumerate(self.inputs)
+            if step_input.role is not Role.TANGENT
+            and step_input.spec is not None
+            and step_input.spec.requires_grad
         )
 
 
 @dataclass(frozen=True)
 class StepRequest:
-    """What is to be captured.
+    """A step that is to be captured.
 
     Attributes:
         model: the user's; not changed.
         inputs: positional arguments of the model; for training the last one is the target.
-        mode: what of it.
+        mode: the part of the step.
         loss_fn: ``loss_fn(model(*inputs), target)`` must give a scalar.
         optimizer: the user's; not changed.
         options: how to plan and run it.
@@ -160,20 +154,20 @@ class StepRequest:
     tangent_strides: tuple[tuple[int, ...], ...] = ()
 
     def modules(self) -> dict[str, nn.Module]:
-        """All modules that the step runs, by name."""
+        """Return all modules that the step runs, by name."""
         return step_modules(self.model, self.loss_fn)
 
 
 def plan_device(request: StepRequest, slots: Sequence[Sequence[TensorSlot]]) -> torch.device:
-    """The one device of a step's tensors; meta tensors are planned as if on the CPU.
+    """Return the one device of a step's tensors; meta tensors are planned as if on the CPU.
 
     Raises:
-        CaptureError: when they are on several devices.
+        CaptureError: if they are on several devices.
     """
     modules = request.modules()
     tensors = [places[0].table(modules[places[0].owner])[places[0].key] for places in slots]
-    leaves = [each for each in pytree.tree_leaves(request.inputs) if isinstance(each, torch.Tensor)]
-    devices = {each.device for each in [*tensors, *leaves]} - {torch.device("meta")}
+    leaves = [leaf for leaf in pytree.tree_leaves(request.inputs) if isinstance(leaf, torch.Tensor)]
+    devices = {tensor.device for tensor in [*tensors, *leaves]} - {torch.device("meta")}
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
         raise CaptureError(f"model and inputs are on several devices ({names}); move them to one")

@@ -138,7 +138,10 @@ def _add_common(command: argparse.ArgumentParser) -> None:
         "--solver", choices=SOLVERS, default="auto", help="integer program: auto tries where it may help"
     )
     command.add_argument(
-        "--time-limit", type=_seconds, metavar="S", help="seconds for each integer program (about 30)"
+        "--time-limit",
+        type=_seconds,
+        metavar="S",
+        help="seconds for ordering and for placing, each (about 30)",
     )
     command.add_argument("--json", metavar="FILE", help="write the result there; - for standard output alone")
 

@@ -23,8 +23,8 @@ from torch import fx
 
 from olla_fx import torch_compat
 from olla_fx.fx_graph import draws_random_numbers
+from olla_fx.passes.in_place_forms import in_place_form, is_element_wise, out_form, write_over
 from olla_fx.passes.regions import Regions, has_known_elements
-from olla_fx.passes.reinplace_updates import in_place_form, is_element_wise, out_form, write_over
 from olla_fx.torch_compat import pytree
 
 aten = torch.ops.aten

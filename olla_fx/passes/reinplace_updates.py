@@ -12,15 +12,15 @@ stand before it in the graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import fx
 
 from olla_fx import torch_compat
 from olla_fx.fx_graph import storages_of
-from olla_fx.torch_compat import overload_name, pytree, schema_of, storage_key
+from olla_fx.passes.in_place_forms import in_place_form, out_form, write_over
+from olla_fx.torch_compat import pytree, storage_key
 
 aten = torch.ops.aten
 _STATISTICS = 3, 4
@@ -31,15 +31,6 @@ _BATCH_NORMS = {
     aten._batch_norm_with_update_functional.default: (aten._batch_norm_with_update.default, (4, 5)),
 }
 """Functional batch norms: the form that writes the statistics, and their positions among the results."""
-_ELEMENT_WISE_WITHOUT_TAG = frozenset(
-    {
-        aten.hardswish.default,
-        aten.hardtanh_backward.default,
-        aten.hardsigmoid_backward.default,
-        aten.leaky_relu_backward.default,
-        aten.elu_backward.default,
-    }
-)
 
 
 def reinplace_updates(graph: fx.Graph) -> tuple[str, ...]:
@@ -64,58 +55,6 @@ def reinplace_updates(graph: fx.Graph) -> tuple[str, ...]:
             graph.erase_node(copy)
             in_place.append(target.name)
     return tuple(in_place)
-
-
-def in_place_form(target: object) -> torch_compat.OpOverload | None:
-    """Return the in-place form of an operator: same arguments, first one written to; None without one."""
-    if not isinstance(target, torch_compat.OpOverload) or target.namespace != "aten":
-        return None
-    packet = getattr(aten, f"{schema_of(target).name.removeprefix('aten::')}_", None)
-    form = getattr(packet, overload_name(target), None)
-    if not isinstance(form, torch_compat.OpOverload):
-        return None
-    arguments = schema_of(form).arguments
-    writes = arguments[0].alias_info is not None and arguments[0].alias_info.is_write
-    return form if writes and _signature(arguments) == _signature(schema_of(target).arguments) else None
-
-
-def out_form(target: object) -> torch_compat.OpOverload | None:
-    """Return the ``out=`` form of an element-wise operator if it has a kernel that writes there itself."""
-    if not is_element_wise(target):
-        return None
-    packet, signature = target.overloadpacket, _signature(schema_of(target).arguments)  # type: ignore[attr-defined]
-    for name in packet.overloads():
-        form: torch_compat.OpOverload = getattr(packet, name)
-        arguments = schema_of(form).arguments
-        # The generated forms compute into a new tensor and copy it.
-        if arguments and arguments[-1].is_out and torch.Tag.generated not in form.tags:
-            if _signature(arguments[:-1]) == signature:
-                return form
-    return None
-
-
-def is_element_wise(target: object) -> bool:
-    """Return True if each element of the one result depends on the same elements of the arguments only."""
-    return isinstance(target, torch_compat.OpOverload) and (
-        torch.Tag.pointwise in target.tags or target in _ELEMENT_WISE_WITHOUT_TAG
-    )
-
-
-def _signature(arguments: Sequence[Any]) -> list[tuple[str, str]]:
-    return [(argument.name, str(argument.real_type)) for argument in arguments]
-
-
-def write_over(node: fx.Node, argument: Any) -> None:
-    """Let an operator with an in-place or ``out=`` form write its result over one of its arguments."""
-    in_place = in_place_form(node.target)
-    if in_place is not None and argument is node.args[0]:
-        node.target = in_place
-        return
-    form = out_form(node.target)
-    if form is None:
-        raise ValueError(f"{node.target} can write to no argument")
-    node.target = form
-    node.update_kwarg(schema_of(form).arguments[-1].name, argument)
 
 
 def _trailing_copies(graph: fx.Graph) -> dict[fx.Node, fx.Node]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from olla_solvers.spans import spans_of
 from olla_solvers.plan import MemoryPlan, Span
 from olla_solvers.problem import Offset, Problem
+from olla_solvers.spans import spans_of
 
 
 def placed_spans(problem: Problem, plan: MemoryPlan) -> Iterator[tuple[Span, Offset]]:

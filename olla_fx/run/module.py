@@ -252,7 +252,7 @@ class PlannedModule(nn.Module):
         self._buffer.poison(byte)
 
     def report(self) -> StepReport:
-        """Return what the plan saves and how the last call was served, as a table when printed.
+        """Compare the plan with eager and say how the last call was served; a table when printed.
 
         Eager's need is followed under fake tensors, without the kernels' workspaces.
         """

@@ -68,7 +68,7 @@ def place_schedule(
         schedule: the order, from :func:`~olla_solvers.order.order`.
         solver: ``auto``, ``cbc``, ``gurobi``, ``highs`` or ``none``. A named solver keeps the order: it is a
             referee of what it is to place.
-        time_limit: seconds for the integer program; None for the default of at most about 30.
+        time_limit: seconds; None for the default of at most about 30.
         keeps_order: True if no other order may be taken.
 
     Returns:

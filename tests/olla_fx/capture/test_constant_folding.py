@@ -73,12 +73,12 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_known_values(name):
+def test_constant_folding(name):
     check_inference(Asking(KNOWN[name]), [(torch.randn(3, 4),) for _ in range(3)], 1)
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_unknown_values_are_refused(name):
+def test_unconstant_folding_are_refused(name):
     with pytest.raises(CaptureError, match=r"depend on the values|Asking"):
         capture(StepRequest(Asking(UNKNOWN[name]).eval(), (torch.randn(3, 4),), Mode.INFERENCE))
 

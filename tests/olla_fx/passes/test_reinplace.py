@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import fx, nn
 
 from olla_fx.capture import Mode, Role, StepInput, StepRequest, TensorSpec, capture
+from olla_fx.passes.in_place_forms import in_place_form, out_form, write_over
 from olla_fx.passes.propagate import propagate_fake_tensors
 from olla_fx.passes.regions import Region
 from olla_fx.passes.reinplace import reinplace
-from olla_fx.passes.reinplace_updates import in_place_form, out_form, write_over
 from olla_solvers.problem import ArrayKind
 from tests.olla_fx.comparisons import same_bits
 from tests.olla_fx.helpers import captured_training, front, images

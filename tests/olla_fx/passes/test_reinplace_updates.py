@@ -7,8 +7,9 @@ import torch
 from torch import fx, nn, optim
 
 from olla_fx.capture import Role, StepInput, TensorSpec
+from olla_fx.passes.in_place_forms import in_place_form
 from olla_fx.passes.propagate import propagate_fake_tensors
-from olla_fx.passes.reinplace_updates import in_place_form, reinplace_updates
+from olla_fx.passes.reinplace_updates import reinplace_updates
 from olla_solvers.problem import ArrayKind
 from tests.olla_fx.comparisons import same_bits
 from tests.olla_fx.helpers import SmallNet, captured_training, front, images, mlp, vectors
