@@ -16,7 +16,7 @@ from ordering import MODELS, SMALLEST_BATCH
 
 from olla_solvers.errors import OptionError
 
-MODELS = Path(__file__).parent / "models"
+MODELS_FOLDER = Path(__file__).parent / "models"
 
 OLLA = tuple(f"olla-{number}" for number in range(7, 15))
 SEKIYAMA = ("sekiyama-2", "sekiyama-3")
@@ -91,7 +91,7 @@ class Job:
     @property
     def model_name(self) -> str:
         """The name, with its full path for a file beside this one."""
-        beside = MODELS / self.model
+        beside = MODELS_FOLDER / self.model
         return str(beside) if Path(str(beside).rpartition(":")[0]).is_file() else self.model
 
 
