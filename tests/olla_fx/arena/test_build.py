@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).parents[3]
 SAY_WHETHER_AVAILABLE = """
 import warnings
 import torch
-from olla_fx import arena
+from olla_fx import ArenaUnavailableError, arena
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     availability = [arena.available() for _ in range(3)]
@@ -25,7 +25,7 @@ if not availability[0]:
         pass
     try:
         arena.Arena(arena.Buffer(0), 0, [])
-    except arena.ArenaUnavailableError as error:
+    except ArenaUnavailableError as error:
         print("REFUSED", error)
 """
 

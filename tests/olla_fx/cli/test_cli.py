@@ -219,7 +219,7 @@ def test_the_package_is_the_command_and_says_one_line() -> None:
     arguments = ["plan", "--model", "torchvision:alexnet", "--image-size", "8"]
     done = subprocess.run(
         [sys.executable, "-m", "olla_fx", *arguments],
-        capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False,
+        capture_output=True, text=True, cwd=Path(__file__).parents[3], check=False,
         env={**os.environ, "PYTHONPATH": "solvers"},
     )  # fmt: skip
     assert done.returncode == 2
