@@ -33,6 +33,8 @@ LASTING_ORDERS = (
     ("events, area", 4),
     ("bytes beside, area", 2),
     ("area", 1),
+    ("sections, area", 1),
+    ("neighbours, area", 1),
 )
 """The measures that arrays are sorted by, descending, and a factor on the budget from the second round on,
 the largest for those that solve most alone."""
