@@ -92,7 +92,7 @@ def measure(name: str, step: str, calls: int) -> tuple[float, float]:
     import olla_fx
     from olla_fx.models import build_model
     from olla_fx.models.optimizers import optimizer_by_name
-    from olla_fx.run import Executor
+    from olla_fx.run.executor import Executor
 
     torch.set_num_threads(1)
     case = build_model(name, batch_size=2, image_size=64, tokens=16, train=True)

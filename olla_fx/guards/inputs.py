@@ -9,6 +9,7 @@ between calls.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ import torch
 from torch import nn
 
 from olla_fx.guards.snapshot import leaves_within
+
+Facts = Iterator[tuple[str, object]]
+"""What is guarded: for each fact what is said if it changed, and a value that equals its planned one."""
 
 WANTS_GRADIENT = (
     "requires a gradient, which a whole training step keeps for parameters only: pass it detached, or make "
