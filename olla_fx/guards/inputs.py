@@ -171,11 +171,7 @@ def step_modules(model: nn.Module, loss_fn: object) -> dict[str, nn.Module]:
     prefix = "loss_fn"
     while prefix in modules:
         prefix += "_"
-    for path, root in modules_within(loss_fn, prefix):
-        modules.update(root.named_modules(known, path))
+    for path, leaf in leaves_within(loss_fn, prefix):
+        if isinstance(leaf, nn.Module):
+            modules.update(leaf.named_modules(known, path))
     return modules
-
-
-def modules_within(loss_fn: object, prefix: str = "loss_fn") -> list[tuple[str, nn.Module]]:
-    """Return the outermost modules that a loss is or holds, each with its path."""
-    return [(path, root) for path, root in leaves_within(loss_fn, prefix) if isinstance(root, nn.Module)]

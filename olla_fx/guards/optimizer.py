@@ -134,7 +134,7 @@ class OptimizerGuard:
         for hyperparameter in layout.tensors:
             value = hyperparameter.read(groups)
             fits = isinstance(value, torch.Tensor) and hyperparameter.spec.fits(value)
-            yield f"{hyperparameter.name} became {value!r}", fits
+            yield f"{hyperparameter.name} is no longer a tensor of its kind", fits
         for group_index, index, name, specs in self.state:
             state = self.optimizer.state.get(groups[group_index]["params"][index], {})
             present = {key: value for key, value in state.items() if value is not None}
