@@ -19,8 +19,7 @@ from olla_fx import torch_compat
 from olla_fx.capture.types import StepRequest
 from olla_fx.errors import CaptureError
 from olla_fx.guards import MODULE_TABLES, Mode, Role, TensorSlot, other_libraries, step_modules
-from olla_fx.guards.functions import function_values
-from olla_fx.guards.reads import user_methods
+from olla_fx.guards.reads import function_values, user_methods
 from olla_fx.guards.snapshot import leaves_within, snapshot_of
 
 _NOT_COMPARED = (MODULE_TABLES - {"training"}) | other_libraries.HARMLESS_ATTRIBUTES

@@ -62,11 +62,8 @@ def _capture(request: StepRequest) -> CapturedStep:
         slots=tuple(tuple(places) for places in tracing.slots),
         optimizer=tracing.layout,
         state_keys={name: tuple(values) for name, values in tracing.state.items()},
-        module_training={name: module.training for name, module in request.modules().items()},
         reads=tracing.baked_values(),
         device=tracing.device,
-        autocast=torch_compat.autocast_state(tracing.device),
-        kernel_settings=torch_compat.kernel_settings(),
     )
 
 

@@ -1,6 +1,6 @@
 """Guards: what tracing read → a snapshot → one generated function that says if a plan still fits."""
 
-from olla_fx.guards.assumptions import Assumptions
+from olla_fx.guards.exact import Assumptions
 from olla_fx.guards.inputs import (
     WANTS_GRADIENT,
     Mode,

@@ -1,132 +1,135 @@
 """The second tier of the guards: the exact, slow comparison of a model with what a plan assumes.
 
-It runs if the generated prologue (:mod:`olla_fx.guards.source`) sees another object than before, decides
-if anything really changed, and says what.
+Everything that is guarded is listed as facts: what is said if it changed, and its value. Those of now are
+compared with those of when the plan was made if the generated prologue (:mod:`olla_fx.guards.source`) sees
+another object than before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from olla_fx import torch_compat
-from olla_fx.guards.assumptions import Assumptions
-from olla_fx.guards.inputs import Mode, Role, TensorSlot, TensorSpec, modules_within, step_modules
+from olla_fx.guards.inputs import Facts, Mode, Role, StepInput, TensorSlot
+from olla_fx.guards.optimizer import OptimizerGuard, OptimizerLayout
+from olla_fx.guards.reads import Reads
+from olla_fx.guards.snapshot import Same
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assumptions:
+    """What a plan assumes of the model, the optimizer and the settings that it was made for.
+
+    Attributes:
+        mode: what the step does.
+        inputs: what each placeholder is, in order.
+        written: indices of the placeholders whose storage the step writes.
+        slots: the model's tensors with all their places.
+        optimizer: what was assumed of the optimizer, when training.
+        state_keys: for each parameter that is updated, the keys of its optimizer state.
+        reads: the Python values that were read and baked.
+        device: where everything lives.
+    """
+
+    mode: Mode
+    inputs: tuple[StepInput, ...]
+    written: frozenset[int]
+    slots: tuple[tuple[TensorSlot, ...], ...]
+    optimizer: OptimizerLayout | None
+    state_keys: Mapping[str, tuple[str, ...]]
+    reads: Reads
+    device: torch.device
 
 
 class ExactComparison:
-    """Compares model, loss and settings with what a plan assumes.
+    """Compares model, loss and settings with what they were when a plan was made.
 
     Attributes:
         assumed: what the plan assumes.
         modules: the modules that it was made for, by name.
-        slots: each tensor's first place, its module there, and its kind.
-        aliases: for every tied place its module, and the module and place it is tied to, which come first.
-        hooks: the hooks of every module when the plan was made.
-        children: the children of every module when the plan was made.
     """
 
     def __init__(
-        self, assumed: Assumptions, model: nn.Module, loss_fn: object, *, differentiates: bool
+        self,
+        assumed: Assumptions,
+        modules: Callable[[], dict[str, nn.Module]],
+        optimizer: OptimizerGuard | None,
+        *,
+        differentiates: bool,
     ) -> None:
-        """Note the modules as they are now.
+        """Note all facts as they are now.
 
         Args:
             assumed: what the plan assumes.
-            model: the user's.
-            loss_fn: the user's, or None.
+            modules: returns the step's modules as they are when it is called.
+            optimizer: lists facts of the optimizer, if there is one.
             differentiates: True if the plan is for calls that would make a graph for autograd.
         """
         self.assumed = assumed
-        self.modules: Mapping[str, nn.Module] = step_modules(model, loss_fn)
-        self.slots: list[tuple[TensorSlot, nn.Module, TensorSpec]] = []
-        self.aliases: list[tuple[nn.Module, TensorSlot, nn.Module, TensorSlot]] = []
-        for places, step_input in zip(assumed.slots, assumed.inputs, strict=False):
-            first = places[0]
-            if step_input.spec is not None:
-                self.slots.append((first, self.modules[first.owner], step_input.spec))
-            for other in places[1:]:
-                holders = self.modules[first.owner], self.modules[other.owner]
-                self.aliases.append((holders[0], first, holders[1], other))
-        self.hooks = {name: torch_compat.module_hooks(module) for name, module in self.modules.items()}
-        self.children = {
-            name: list(torch_compat.children_of(module).items()) for name, module in self.modules.items()
-        }
-        self._model = model
-        self._loss_fn = loss_fn
-        self._loss_modules = modules_within(loss_fn)
+        self.modules = modules()
+        self._present_modules = modules
+        self._optimizer = optimizer
         self._gradients_count = differentiates or assumed.mode is not Mode.INFERENCE
+        self._planned = {facts: list(facts()) for facts in self._all_facts()}
 
     def why_not(self) -> str | None:
         """Return why the plan no longer fits; None while it does."""
-        autocast, planned = torch_compat.autocast_state(self.assumed.device), self.assumed.autocast
-        if autocast[0] != planned[0] or (autocast[0] and autocast != planned):
-            return "autocast was switched"
-        if torch_compat.kernel_settings() != self.assumed.kernel_settings:
-            return "the number of threads, oneDNN, the kernels of attention or determinism was switched"
-        return (
-            self._flags_changed()
-            or self.structure_changed()
-            or self._hooks_changed()
-            or self.assumed.reads.changed()
-            or self.tensors_lost()
-            or self._gradients_changed()
-        )
+        return self._first_change(*self._all_facts())
 
-    def _flags_changed(self) -> str | None:
-        for name, module in self.modules.items():
-            if module.training is not self.assumed.module_training[name]:
-                return f"module {name} changed between training and eval"
+    def lost(self) -> str | None:
+        """Return which module or tensor is gone, or has another place or kind; None if none is."""
+        return self._first_change(self._structure, self._tensors)
+
+    def _all_facts(self) -> tuple[Callable[[], Facts], ...]:
+        reads, optimizer = self.assumed.reads, self._optimizer
+        own = self._settings, self._structure, self._flags, reads.facts, self._tensors, self._gradients
+        return own if optimizer is None else (*own, optimizer.facts)
+
+    def _first_change(self, *groups: Callable[[], Facts]) -> str | None:
+        for facts in groups:
+            for (reason, present), (_, planned) in zip(facts(), self._planned[facts], strict=False):
+                if present != planned:
+                    return reason
         return None
 
-    def _hooks_changed(self) -> str | None:
+    def _settings(self) -> Facts:
+        autocast = torch_compat.autocast_state(self.assumed.device)
+        yield "autocast was switched", autocast if autocast[0] else None
+        settings = torch_compat.kernel_settings()
+        yield "the number of threads, oneDNN, the kernels of attention or determinism was switched", settings
+
+    def _structure(self) -> Facts:
+        modules = self._present_modules()
+        yield "modules were added or removed", len(modules)
+        for planned_name, (name, module) in zip(self.modules, modules.items(), strict=True):
+            yield f"module {planned_name} became {name}", name
+            yield f"module {name} was replaced", Same(module)
+            children = [(key, Same(child)) for key, child in torch_compat.children_of(module).items()]
+            yield f"module {name} has one of its children in another place", children
+
+    def _flags(self) -> Facts:
         for name, module in self.modules.items():
-            if torch_compat.module_hooks(module) != self.hooks[name]:
-                return f"the hooks of module {name} changed"
-        return None
+            yield f"module {name} changed between training and eval", module.training
+            yield f"the hooks of module {name} changed", torch_compat.module_hooks(module)
 
-    def structure_changed(self) -> str | None:
-        """Return which module is another one, or has another place; None while all are the same."""
-        modules = step_modules(self._model, self._loss_fn)
-        if len(modules) != len(self.modules):
-            return "modules were added or removed"
-        for (name, module), (planned_name, planned) in zip(
-            modules.items(), self.modules.items(), strict=True
-        ):
-            if name != planned_name:
-                return f"module {planned_name} became {name}"
-            if module is not planned:
-                return f"module {name} was replaced"
-            if list(torch_compat.children_of(module).items()) != self.children[name]:
-                return f"module {name} has one of its children in another place"
-        moved = modules_within(self._loss_fn) != self._loss_modules
-        return "loss_fn has its modules in another place" if moved else None
-
-    def tensors_lost(self) -> str | None:
-        """Return which tensor is gone, of another kind, or tied otherwise than planned; None if none is."""
+    def _tensors(self) -> Facts:
         holders: dict[int, str] = {}
-        for slot, module, spec in self.slots:
-            tensor = slot.table(module).get(slot.key)
-            first_holder = holders.setdefault(id(tensor), slot.name)
-            if tensor is not None and first_holder != slot.name:
-                return f"{first_holder} and {slot.name} were tied"
-            if tensor is None or not spec.fits(tensor):
-                return f"{slot.name} changed its shape, layout, dtype or device"
-        for first_module, first, module, other in self.aliases:
-            if first.table(first_module)[first.key] is not other.table(module).get(other.key):
-                return f"{first.name} and {other.name} are no longer tied"
-        return None
+        for places, step_input in zip(self.assumed.slots, self.assumed.inputs, strict=False):
+            for slot in places:
+                tensor = slot.table(self.modules[slot.owner]).get(slot.key)
+                fits = tensor is not None and step_input.spec is not None and step_input.spec.fits(tensor)
+                yield f"{slot.name} changed its shape, layout, dtype or device", fits
+                yield f"{slot.name} is tied to others than before", holders.setdefault(id(tensor), slot.name)
 
-    def _gradients_changed(self) -> str | None:
-        """Return which tensor, of those that are all there, was frozen, unfrozen or given a hook."""
-        for slot, module, spec in self.slots:
-            tensor: torch.Tensor = slot.table(module)[slot.key]
-            counts = self._gradients_count or slot.role is Role.PARAMETER
-            if counts and tensor.requires_grad is not spec.requires_grad:
-                return f"{slot.name} was frozen or unfrozen"
-            hooks_count = self.assumed.mode is Mode.TRAINING and slot.role is Role.PARAMETER
-            if hooks_count and torch_compat.tensor_hooks(tensor):
-                return f"{slot.name} has a gradient hook"
-        return None
+    def _gradients(self) -> Facts:
+        """Yield facts about tensors that are all there."""
+        for slot, *_ in self.assumed.slots:
+            tensor: torch.Tensor = slot.table(self.modules[slot.owner])[slot.key]
+            if self._gradients_count or slot.role is Role.PARAMETER:
+                yield f"{slot.name} was frozen or unfrozen", tensor.requires_grad
+            if self.assumed.mode is Mode.TRAINING and slot.role is Role.PARAMETER:
+                yield f"{slot.name} has a gradient hook", torch_compat.tensor_hooks(tensor)

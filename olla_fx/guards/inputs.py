@@ -9,6 +9,7 @@ between calls.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ import torch
 from torch import nn
 
 from olla_fx.guards.snapshot import leaves_within
+
+Facts = Iterator[tuple[str, object]]
+"""What is guarded: for each fact what is said if it changed, and a value that equals its planned one."""
 
 WANTS_GRADIENT = (
     "requires a gradient, which a whole training step keeps for parameters only: pass it detached, or make "
@@ -167,11 +171,7 @@ def step_modules(model: nn.Module, loss_fn: object) -> dict[str, nn.Module]:
     prefix = "loss_fn"
     while prefix in modules:
         prefix += "_"
-    for path, root in modules_within(loss_fn, prefix):
-        modules.update(root.named_modules(known, path))
+    for path, leaf in leaves_within(loss_fn, prefix):
+        if isinstance(leaf, nn.Module):
+            modules.update(leaf.named_modules(known, path))
     return modules
-
-
-def modules_within(loss_fn: object, prefix: str = "loss_fn") -> list[tuple[str, nn.Module]]:
-    """Return the outermost modules that a loss is or holds, each with its path."""
-    return [(path, root) for path, root in leaves_within(loss_fn, prefix) if isinstance(root, nn.Module)]

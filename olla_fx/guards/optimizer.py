@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from olla_fx import torch_compat
-from olla_fx.guards.inputs import TensorSpec
-from olla_fx.torch_compat import version_of
+from olla_fx.guards.inputs import Facts, TensorSpec
 
 Groups = Sequence[Mapping[str, Any]]
 InitialState = Callable[[torch.optim.Optimizer, Mapping[str, Any], torch.Tensor], dict[str, torch.Tensor]]
 """Returns the state that the optimizer's first step would give a parameter of a group."""
+Created = dict[str, tuple[torch.Tensor, dict[str, torch.Tensor]]]
+"""Optimizer state made for a call: parameter and values by the parameter's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +39,9 @@ class ScalarSlot:
     parameter: str | None = None
     positive: bool = True
 
-    def holds(self, groups: Groups) -> bool:
-        """Return True if it is still a number, not a tensor, of the sign that was captured."""
-        if isinstance(self._value(groups), torch.Tensor):
-            return False
-        value = self.read(groups)
-        return value > 0 if self.positive else value < 0
-
-    def read(self, groups: Groups) -> float:
-        """Return its present value."""
-        return float(self._value(groups))
-
-    def _value(self, groups: Groups) -> Any:
-        value = groups[self.group][self.key]
+    def read(self, groups: Groups) -> Any:
+        """Return what is there now."""
+        value: Any = groups[self.group][self.key]
         return value if self.element is None else value[self.element]
 
 
@@ -64,13 +55,8 @@ class TensorHyperparameter:
     spec: TensorSpec
 
     def read(self, groups: Groups) -> Any:
-        """Return the present object."""
+        """Return what is there now."""
         return groups[self.group][self.key]
-
-    def holds(self, groups: Groups) -> bool:
-        """Return True if that is still a tensor of this kind."""
-        value = self.read(groups)
-        return isinstance(value, torch.Tensor) and self.spec.fits(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,48 +76,21 @@ class OptimizerLayout:
     tensors: tuple[TensorHyperparameter, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _CreatedState:
-    """Optimizer state made for a call, which counts as new until a step has written it.
-
-    Attributes:
-        parameter: whose state it is.
-        values: by key.
-        versions: how often each had been written when it was made.
-    """
-
-    parameter: torch.Tensor
-    values: dict[str, torch.Tensor]
-    versions: dict[str, int]
-
-    def is_in(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return True if the optimizer still holds it."""
-        present = optimizer.state.get(self.parameter, {})
-        return all(present.get(key) is value for key, value in self.values.items())
-
-    def is_unwritten(self) -> bool:
-        """Return True if no step has updated it."""
-        return all(
-            not value.is_inference() and version_of(value) == self.versions.get(key)
-            for key, value in self.values.items()
-        )
-
-
 class OptimizerGuard:
     """Compares an optimizer with its layout, and gathers its state and numbers.
 
     Attributes:
         optimizer: the user's.
         layout: what was planned for.
-        state: name, group, index in the group, and state keys of every parameter that is updated.
+        state: group, index in the group, name and state by key of every parameter that is updated.
+        created: state that was made for the last call.
     """
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         layout: OptimizerLayout,
-        state_keys: Mapping[str, tuple[str, ...]],
-        specs: Mapping[str, TensorSpec | None],
+        state: Mapping[str, Mapping[str, TensorSpec | None]],
         holders: Mapping[str, tuple[nn.Module, str]],
         initial_state: InitialState,
     ) -> None:
@@ -140,57 +99,51 @@ class OptimizerGuard:
         Args:
             optimizer: the user's.
             layout: what was planned for.
-            state_keys: for each parameter that is updated, the keys of its state.
-            specs: of the state, by parameter and key, dotted.
+            state: for each parameter that is updated, its state by key.
             holders: for each parameter, its module and its key there.
             initial_state: makes missing state.
         """
         self.optimizer = optimizer
         self.layout = layout
         self.state = [
-            (name, group, index, state_keys[name])
+            (group, index, name, state[name])
             for group, names in enumerate(layout.parameters)
             for index, name in enumerate(names)
-            if name in state_keys
+            if name in state
         ]
-        self._specs = specs
         self._holders = holders
         self._initial_state = initial_state
-        self._created: dict[str, _CreatedState] = {}
+        self.created: Created = {}
 
-    @property
-    def has_new_state(self) -> bool:
-        """True if state was created for the last call."""
-        return bool(self._created)
-
-    def why_not(self) -> str | None:
-        """Return why the plan no longer fits the optimizer; None while it does."""
-        groups = self.optimizer.param_groups
-        if torch_compat.has_optimizer_pre_hooks(self.optimizer):
-            return "the optimizer has a step pre-hook"
-        if not self._has_planned_groups():
-            return "the optimizer's parameter groups changed"
-        if self._replaced():
-            return "the optimizer holds another parameter than the model"
-        for group, constants in zip(groups, self.layout.constants, strict=True):
-            for key, value in constants:
-                if isinstance(group.get(key), torch.Tensor) or group.get(key) != value:
-                    return f"{key} changed from {value!r}"
-        for slot in self.layout.scalars:
-            if not slot.holds(groups):
-                return f"{slot.name} became {slot.read(groups)}"
-        for tensor in self.layout.tensors:
-            if not tensor.holds(groups):
-                return f"{tensor.name} became {tensor.read(groups)!r}"
-        return self._state_changed(groups)
-
-    def _state_changed(self, groups: Groups) -> str | None:
-        for name, group, index, _ in self.state:
-            for key, value in self.optimizer.state.get(groups[group]["params"][index], {}).items():
-                spec = self._specs.get(f"{name}.{key}")
-                if value is not None and (spec is None or not spec.fits(value)):
-                    return f"the optimizer state {key!r} of {name} changed its kind"
-        return None
+    def facts(self) -> Facts:
+        """Yield what is said if the optimizer no longer fits a plan, and what tells."""
+        groups, layout = self.optimizer.param_groups, self.layout
+        hooks = torch_compat.has_optimizer_pre_hooks(self.optimizer)
+        yield "the optimizer has a step pre-hook", hooks
+        yield "the optimizer's parameter groups changed", self._has_planned_groups()
+        yield "the optimizer holds another parameter than the model", not self._replaced()
+        for index, (group, constants) in enumerate(zip(groups, layout.constants, strict=True)):
+            for key, _ in constants:
+                value = group.get(key)
+                tensor = isinstance(value, torch.Tensor)
+                yield f"group{index}.{key} became {value!r}", "a tensor" if tensor else value
+        for slot in layout.scalars:
+            value = slot.read(groups)
+            tensor = isinstance(value, torch.Tensor)
+            yield f"{slot.name} became {value}", "a tensor" if tensor else (value > 0, value < 0)
+        for hyperparameter in layout.tensors:
+            value = hyperparameter.read(groups)
+            fits = isinstance(value, torch.Tensor) and hyperparameter.spec.fits(value)
+            yield f"{hyperparameter.name} is no longer a tensor of its kind", fits
+        for group_index, index, name, specs in self.state:
+            state = self.optimizer.state.get(groups[group_index]["params"][index], {})
+            present = {key: value for key, value in state.items() if value is not None}
+            wrong = [
+                key
+                for key, value in present.items()
+                if (spec := specs.get(key)) is None or not spec.fits(value)
+            ]
+            yield f"the optimizer state {wrong} of {name} changed its kind", wrong
 
     def _has_planned_groups(self) -> bool:
         sizes = [len(group["params"]) for group in self.optimizer.param_groups]
@@ -202,14 +155,11 @@ class OptimizerGuard:
             (group["params"], index, present)
             for group, names in zip(self.optimizer.param_groups, self.layout.parameters, strict=True)
             for index, (old, name) in enumerate(zip(group["params"], names, strict=True))
-            if (present := self._present(name)) is not old
+            for module, key in [self._holders[name]]
+            if (present := torch_compat.parameters_of(module).get(key)) is not old
         ]
 
-    def _present(self, name: str) -> Any:
-        module, key = self._holders[name]
-        return torch_compat.parameters_of(module).get(key)
-
-    def adopt_parameters(self, modules: Callable[[], Iterable[nn.Module]]) -> None:
+    def adopt_parameters(self, modules: Callable[[], Mapping[str, nn.Module]]) -> None:
         """Let the optimizer hold the model's present parameters.
 
         ``load_state_dict(assign=True)`` and a ``.to()`` that replaces parameters leave the optimizer with
@@ -223,7 +173,9 @@ class OptimizerGuard:
             return
         state = self.optimizer.state
         own = {
-            id(parameter) for module in modules() for parameter in torch_compat.parameters_of(module).values()
+            id(parameter)
+            for module in modules().values()
+            for parameter in torch_compat.parameters_of(module).values()
         }
         held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         for parameters, index, new in reversed(replaced):
@@ -238,42 +190,33 @@ class OptimizerGuard:
                 if old in state:
                     state[new] = state.pop(old)
 
-    def gather(self) -> tuple[list[Any], dict[str, _CreatedState]]:
+    def gather(self) -> tuple[list[Any], Created]:
         """Return state, numbers and tensors in the order of the placeholders, and the state that is new."""
         groups, state = self.optimizer.param_groups, self.optimizer.state
         values: list[Any] = []
-        created: dict[str, _CreatedState] = {}
-        for name, group, index, keys in self.state:
-            if not keys:
-                continue
+        created: Created = {}
+        for group, index, name, keys in self.state:
             parameter = groups[group]["params"][index]
             present: Mapping[str, Any] = state.get(parameter, {})
-            before = self._created.get(name)
             if any(present.get(key) is None for key in keys):
                 present = self._initial_state(self.optimizer, groups[group], parameter)
-                versions = {key: version_of(new) for key, new in present.items() if not new.is_inference()}
-                created[name] = _CreatedState(parameter, dict(present), versions)
-            elif before is not None and before.is_in(self.optimizer) and before.is_unwritten():
-                created[name] = before  # the run that it was made for raised
+                created[name] = parameter, dict(present)
             values.extend(present[key] for key in keys)
         for slot in self.layout.scalars:
-            values.append(0.0 if slot.parameter in created else slot.read(groups))
+            values.append(0.0 if slot.parameter in created else float(slot.read(groups)))
         values.extend(tensor.read(groups) for tensor in self.layout.tensors)
         return values, created
 
-    def keep_created_state(self, created: dict[str, _CreatedState]) -> None:
+    def keep_created_state(self, created: Created) -> None:
         """Give the optimizer the state that :meth:`gather` created."""
-        for new in created.values():
-            self.optimizer.state[new.parameter].update(new.values)
-        self._created = created
+        for parameter, values in created.values():
+            self.optimizer.state[parameter].update(values)
+        self.created = created
 
     def undo_created_state(self) -> None:
         """Take back the optimizer state that the last call created, after its run raised."""
-        for new in self._created.values():
-            if new.is_in(self.optimizer):
-                state = self.optimizer.state[new.parameter]
-                for key in new.values:
-                    del state[key]
-                if not state:
-                    del self.optimizer.state[new.parameter]
-        self._created = {}
+        for parameter, values in self.created.values():
+            state = self.optimizer.state.get(parameter, {})
+            if all(state.get(key) is value for key, value in values.items()):
+                del self.optimizer.state[parameter]
+        self.created = {}

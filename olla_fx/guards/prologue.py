@@ -7,6 +7,8 @@ written anew for the present objects, else the plan is not used and the reason i
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +18,16 @@ from torch import nn
 
 from olla_fx import torch_compat
 from olla_fx.errors import StepInputError
-from olla_fx.guards.assumptions import Assumptions
-from olla_fx.guards.exact import ExactComparison
+from olla_fx.guards.exact import Assumptions, ExactComparison
 from olla_fx.guards.inputs import WANTS_GRADIENT, Mode, Role, step_modules
 from olla_fx.guards.optimizer import InitialState, OptimizerGuard
 from olla_fx.guards.source import prologue_source
 
 _NOT_SURE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What the generated function raises if something is absent."""
+
+_UNCHECKED = (Role.SCALAR, Role.EXAMPLE)
+"""Placeholders whose values are no tensors, or are told apart before a plan is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +68,21 @@ class Prologue:
             differentiates: True if the plan is for calls that would make a graph for autograd.
         """
         self._assumed = assumed
-        self._model = model
-        self._loss_fn = loss_fn
-        self._exact = ExactComparison(assumed, model, loss_fn, differentiates=differentiates)
+        self._modules = functools.partial(step_modules, model, loss_fn)
+        modules = self._modules()
+        self._places = [(slot, modules[slot.owner]) for slot, *_ in assumed.slots]
         self._optimizer: OptimizerGuard | None = None
         if optimizer is not None and assumed.optimizer is not None:
+            holders = {slot.name: (module, slot.key) for slot, module in self._places}
             specs = {item.name: item.spec for item in assumed.inputs if item.role is Role.STATE}
-            holders = {slot.name: (module, slot.key) for slot, module, _ in self._exact.slots}
-            self._optimizer = OptimizerGuard(
-                optimizer, assumed.optimizer, assumed.state_keys, specs, holders, initial_state
-            )
-        self._is_on_meta = any(spec.device.type == "meta" for _, _, spec in self._exact.slots)
+            state = {
+                name: {key: specs[f"{name}.{key}"] for key in keys}
+                for name, keys in assumed.state_keys.items()
+            }
+            self._optimizer = OptimizerGuard(optimizer, assumed.optimizer, state, holders, initial_state)
+        self._exact = ExactComparison(assumed, self._modules, self._optimizer, differentiates=differentiates)
         self._generated: Callable[[], tuple[list[torch.Tensor], list[Any]] | None] | None = None
-        self._objects: dict[str, Any] = {}
+        self._code: types.CodeType | None = None
         self.source = ""
 
     def check(self, examples: Sequence[torch.Tensor]) -> list[Any] | None:
@@ -88,7 +94,7 @@ class Prologue:
         Raises:
             StepInputError: as :meth:`run`.
         """
-        if self._generated is None or (self._optimizer is not None and self._optimizer.has_new_state):
+        if self._generated is None or (self._optimizer is not None and self._optimizer.created):
             return None
         try:
             gathered = self._generated()
@@ -102,7 +108,7 @@ class Prologue:
         # Two tensors of the model that became one lie in one storage.
         checked = [*tensors, *examples] if self._assumed.written else tensors
         if not torch_compat.in_different_storages(checked):
-            if self._exact.tensors_lost() is not None:
+            if self._exact.lost() is not None:
                 return None
             self._refuse_overlaps(values)
         return values
@@ -120,28 +126,21 @@ class Prologue:
         values = self.check(examples)
         if values is not None:
             return values
-        reason = self.why_not()
+        reason = self._exact.why_not()
         if reason is not None:
             return Mismatch(reason)
         values = self.gather(examples)
         self._generate(values)
         return values
 
-    def why_not(self) -> str | None:
-        """Return why the plan no longer fits, by the exact comparison; None while it does."""
-        reason = self._exact.why_not()
-        if reason is None and self._optimizer is not None:
-            reason = self._optimizer.why_not()
-        return reason
-
     def lost(self) -> str | None:
         """Return which module or tensor the model no longer has, so that the plan will never fit again."""
-        return self._exact.structure_changed() or self._exact.tensors_lost()
+        return self._exact.lost()
 
     def adopt_parameters(self) -> None:
         """Let the optimizer hold the model's present parameters; see :class:`OptimizerGuard`."""
         if self._optimizer is not None:
-            self._optimizer.adopt_parameters(lambda: step_modules(self._model, self._loss_fn).values())
+            self._optimizer.adopt_parameters(self._modules)
 
     def undo_created_state(self) -> None:
         """Take back the optimizer state that the last call created, after its run raised."""
@@ -158,22 +157,18 @@ class Prologue:
             StepInputError: as :meth:`run`.
         """
         self._refuse_inputs(examples)
-        values: list[Any] = [slot.table(module)[slot.key] for slot, module, _ in self._exact.slots]
-        for value, (slot, _, _) in zip(values, self._exact.slots, strict=True) if self._is_on_meta else ():
+        values: list[Any] = [slot.table(module)[slot.key] for slot, module in self._places]
+        for value, (slot, _) in zip(values, self._places, strict=True):
             if value.is_meta:
                 raise StepInputError(
                     f"{slot.role} {slot.name} is on the meta device, on which nothing can run: give it "
                     "memory with to_empty and load_state_dict"
                 )
-        if self._optimizer is None:
-            values.extend(examples)
-            self._refuse_overlaps(values)
-            return values
-        of_optimizer, created = self._optimizer.gather()
+        of_optimizer, created = self._optimizer.gather() if self._optimizer is not None else ([], {})
         values += [*of_optimizer, *examples]
         self._refuse_overlaps(values)
-        # Only now: a call that is refused leaves the optimizer as it was.
-        self._optimizer.keep_created_state(created)
+        if self._optimizer is not None:  # only now: a call that is refused leaves it as it was
+            self._optimizer.keep_created_state(created)
         return values
 
     def _refuse_inputs(self, examples: Sequence[torch.Tensor]) -> None:
@@ -201,14 +196,11 @@ class Prologue:
 
     def _generate(self, values: Sequence[Any]) -> None:
         """Write the generated function for the present objects, and compile it if its text is new."""
-        if self._is_on_meta:
-            return
-        source, objects = prologue_source(self._exact, self._optimizer, self._loss_fn)
-        examples = sum(item.role is Role.EXAMPLE for item in self._assumed.inputs)
-        tensors = [value for value in values[: len(values) - examples] if isinstance(value, torch.Tensor)]
+        source, objects = prologue_source(self._exact, self._optimizer)
+        roles = (item.role for item in self._assumed.inputs)
+        tensors = [value for value, role in zip(values, roles, strict=False) if role not in _UNCHECKED]
         objects["fit"] = torch_compat.tensors_fit(tensors)
-        if self._generated is not None and source == self.source:
-            self._objects.update(objects)
-            return
-        exec(compile(source, "<guards of a plan>", "exec"), objects)
-        self._generated, self.source, self._objects = objects["prologue"], source, objects
+        if self._code is None or source != self.source:
+            self._code, self.source = compile(source, "<guards of a plan>", "exec"), source
+        exec(self._code, objects)
+        self._generated = objects["prologue"]

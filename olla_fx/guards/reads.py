@@ -1,15 +1,24 @@
-"""The Python values that a captured step read, and the exact test that they are what they were.
+"""The Python values that a captured step read: attributes of modules, and what functions read.
 
 ``dropout.p``, ``bn.momentum``, a loss's weight on a term, a global constant: tracing reads such values
 once and bakes them. While capturing, every attribute that is read from a module is noted
-(:func:`olla_fx.torch_compat.attribute_reads`). Only those are compared later, so that a training loop may
-keep its own counters on the model. What functions read is found by :mod:`olla_fx.guards.functions`.
+(:func:`olla_fx.torch_compat.attribute_reads`). Only those are guarded, so that a training loop may keep its
+own counters on the model.
+
+The border: values are followed that the loss and the modules' own code read from attributes of modules,
+closures, defaults and global variables of the user's code, through functions that it calls, a few deep.
+Not followed are installed packages (libraries keep caches in global variables), attributes of Python
+modules (``settings.rate``), files and the environment.
 """
 
 from __future__ import annotations
 
+import dis
+import functools
+import os
+import sysconfig
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +26,8 @@ from torch import fx, nn
 
 from olla_fx import torch_compat
 from olla_fx.guards import other_libraries
-from olla_fx.guards.functions import function_behind, function_values, is_users
-from olla_fx.guards.snapshot import CONTAINERS, is_plain, same, snapshot_of
+from olla_fx.guards.inputs import Facts
+from olla_fx.guards.snapshot import CONTAINERS, PLAIN, Same, snapshot_of
 
 MODULE_TABLES = (
     frozenset(nn.Module().__dict__)
@@ -28,9 +37,12 @@ MODULE_TABLES = (
 """Attributes by which modules and traced modules work; what they hold is found and compared by name."""
 
 _NOT_GUARDED = MODULE_TABLES | other_libraries.HARMLESS_ATTRIBUTES
+_DEEPEST_CALL = 4
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 ABSENT = object()
-"""Stands for an attribute that does not exist."""
+"""Stands for an attribute or a variable that does not exist."""
 
 CLASS = "class"
 OWN = "__dict__"
@@ -56,38 +68,27 @@ class GuardedAttribute:
     """One attribute that was read.
 
     Attributes:
-        label: its dotted path.
+        owner: the module's name.
         module: whose it is.
         key: its name.
         is_input: True for a tensor that is an input of the step, whose value may change.
-        snapshot: of its value when it was read; for an input of where it was found.
     """
 
-    label: str
+    owner: str
     module: nn.Module
     key: str
     is_input: bool
-    snapshot: object
 
-    @classmethod
-    def of(cls, label: str, module: nn.Module, key: str, is_input: bool) -> GuardedAttribute:
-        """Guard an attribute's present value."""
-        return cls(label, module, key, is_input, _attribute_snapshot(module, key, is_input, {}))
-
-    def has_changed(self, snapshots: dict[int, object]) -> bool:
-        """Return True if the value differs; ``snapshots`` by identity are shared among attributes."""
-        return _attribute_snapshot(self.module, self.key, self.is_input, snapshots) != self.snapshot
-
-
-def _attribute_snapshot(module: nn.Module, key: str, is_input: bool, snapshots: dict[int, object]) -> object:
-    where, value = find(module, key)
-    if where == CLASS and not is_plain(value) and not isinstance(value, CONTAINERS):
-        return same(value)  # descriptors may keep values of all instances
-    if is_input:
-        return where
-    if id(value) not in snapshots:
-        snapshots[id(value)] = snapshot_of(value)
-    return snapshots[id(value)]
+    def snapshot(self, known: dict[int, object]) -> object:
+        """Take a snapshot of the value, or of its place; ``known`` ones, by identity, are shared."""
+        where, value = find(self.module, self.key)
+        if where == CLASS and not isinstance(value, (*PLAIN, *CONTAINERS)):
+            return Same(value)  # descriptors may keep values of all instances
+        if self.is_input:
+            return where
+        if id(value) not in known:
+            known[id(value)] = snapshot_of(value)
+        return known[id(value)]
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,11 @@ class Reads:
 
     Attributes:
         attributes: of modules.
-        classes: every module that was read from by identity, with its name and class.
-        functions: the loss and the user's methods that modules ran, each after its name and before a
-            snapshot of what it reads beside its arguments.
+        functions: the loss and the user's methods that modules ran, each after its name.
     """
 
     attributes: tuple[GuardedAttribute, ...]
-    classes: Mapping[int, tuple[str, nn.Module, type]]
-    functions: tuple[tuple[str, object, object], ...]
+    functions: tuple[tuple[str, object], ...]
 
     @classmethod
     def of(
@@ -113,7 +111,7 @@ class Reads:
         known: frozenset[tuple[str, str]],
         loss_fn: object,
     ) -> Reads:
-        """Take snapshots of what was read.
+        """Choose what is to be guarded.
 
         Args:
             reads: module and attribute of every read while capturing.
@@ -123,7 +121,6 @@ class Reads:
             loss_fn: the user's.
         """
         attributes = []
-        classes: dict[int, tuple[str, nn.Module, type]] = {}
         for (identity, key), module in reads.items():
             made_by_tracing = isinstance(module, fx.GraphModule) or type(module) is nn.Module
             if identity not in originals and made_by_tracing:
@@ -131,39 +128,27 @@ class Reads:
             name, original = originals.get(identity, (type(module).__name__, module))
             if key.startswith("__") or key in _NOT_GUARDED:
                 continue
-            classes.setdefault(id(original), (name or type(original).__name__, original, type(original)))
             is_input = (name, key) in known
             recomputed = torch_compat.module_hooks(original) and not is_input
             if recomputed and isinstance(find(original, key)[1], torch.Tensor):
                 continue  # weight_norm and spectral_norm recompute it in their hook at every call
-            label = f"{name}.{key}" if name else key
-            attributes.append(GuardedAttribute.of(label, original, key, is_input))
+            attributes.append(GuardedAttribute(name, original, key, is_input))
         methods = user_methods((attribute.module, attribute.key) for attribute in attributes)
-        roots: list[tuple[str, object]] = [("loss_fn", loss_fn)]
         called = function_behind(loss_fn) or function_behind(type(loss_fn).__dict__.get("__call__"))
-        roots += [("loss_fn", called)] if called not in (None, loss_fn) else []
-        roots += [(f"what {method.__qualname__} reads", method) for method in methods]
-        functions = tuple((label, root, _function_snapshot(root)) for label, root in roots)
-        return cls(tuple(attributes), classes, functions)
+        functions: list[tuple[str, object]] = [("loss_fn", loss_fn)]
+        functions += [("loss_fn", called)] if called not in (None, loss_fn) else []
+        functions += [(f"what {method.__qualname__} reads", method) for method in methods]
+        return cls(tuple(attributes), tuple(functions))
 
-    def changed(self) -> str | None:
-        """Return what is no longer as it was read; None if nothing changed."""
-        for name, module, kind in self.classes.values():
-            if type(module) is not kind:
-                return f"the class of {name} changed"
-        snapshots: dict[int, object] = {}
+    def facts(self) -> Facts:
+        """Yield what is said if a value changed, and a snapshot of the value."""
+        known: dict[int, object] = {}
         for attribute in self.attributes:
-            if attribute.has_changed(snapshots):
-                return f"{attribute.label} changed"
-        for label, root, snapshot in self.functions:
-            if _function_snapshot(root) != snapshot:
-                return f"{label} changed"
-        return None
-
-
-def _function_snapshot(root: object) -> object:
-    """Take a snapshot of what a function reads, or of another object itself."""
-    return snapshot_of(function_values(root) or root)
+            yield f"the class of {attribute.owner or 'the model'} changed", type(attribute.module)
+            label = f"{attribute.owner}.{attribute.key}".lstrip(".")
+            yield f"{label} changed", attribute.snapshot(known)
+        for label, root in self.functions:
+            yield f"{label} changed", snapshot_of(function_values(root) or root)
 
 
 def user_methods(reads: Iterable[tuple[nn.Module, str]]) -> list[types.FunctionType]:
@@ -174,4 +159,79 @@ def user_methods(reads: Iterable[tuple[nn.Module, str]]) -> list[types.FunctionT
             value = holder.__dict__.get(key)
             values[id(value)] = value
     functions = [function_behind(value) for value in values.values()]
-    return [function for function in dict.fromkeys(functions) if function and is_users(function)]
+    return [function for function in dict.fromkeys(functions) if function and _is_users(function)]
+
+
+def function_behind(value: object) -> types.FunctionType | None:
+    """Return the plain function of a method, property, class or static method; None of anything else."""
+    if isinstance(value, property):
+        value = value.fget
+    value = getattr(value, "__func__", value)
+    return value if isinstance(value, types.FunctionType) else None
+
+
+def followed_functions(root: object) -> list[types.FunctionType]:
+    """Return a function and those of the user's that it reaches by closure, defaults or global variables.
+
+    Args:
+        root: anything; only plain functions that are not torch's have any.
+    """
+    followed: dict[types.FunctionType, None] = {}
+    level = [root] if isinstance(root, types.FunctionType) and not _is_torchs(root) else []
+    for _ in range(_DEEPEST_CALL):
+        followed.update(dict.fromkeys(level))
+        reached = [value for function in level for *_, value in variables(function)]
+        level = [
+            value
+            for value in reached
+            if isinstance(value, types.FunctionType) and value not in followed and _is_users(value)
+        ]
+    return list(followed)
+
+
+def function_values(root: object) -> dict[str, object]:
+    """Return what a function and those that it reaches read beside their arguments, by name."""
+    return {
+        f"{function.__qualname__}[{index}].{name}" if index else name: value
+        for index, function in enumerate(followed_functions(root))
+        for name, _, _, value in variables(function)
+    }
+
+
+def variables(function: types.FunctionType) -> Iterator[tuple[str, object, str, object]]:
+    """Yield what one function reads beside its arguments: name, holder, access to the holder, value."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell, ".cell_contents", cell.cell_contents
+        except ValueError:  # not assigned yet
+            yield name, cell, ".cell_contents", ABSENT
+    for name in _global_names(function.__code__):
+        value = function.__globals__.get(name, ABSENT)
+        yield name, function.__globals__, f".get({name!r}, ABSENT)", value
+    for name in ("__defaults__", "__kwdefaults__"):
+        yield f"({name.strip('_')})", function, f".{name}", getattr(function, name)
+
+
+def _is_users(function: types.FunctionType) -> bool:
+    """Return True for a function that belongs to no installed package."""
+    path = function.__code__.co_filename
+    installed = path.startswith(_STANDARD_LIBRARY) or any(folder in path for folder in _PACKAGES)
+    return not installed and not _is_torchs(function)
+
+
+def _is_torchs(function: types.FunctionType) -> bool:
+    return (function.__module__ or "").partition(".")[0] == "torch"
+
+
+@functools.lru_cache(maxsize=4096)
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Return the global variables that some code reads, in comprehensions and inner functions, too."""
+    names = [
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    ]
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names += _global_names(constant)
+    return tuple(dict.fromkeys(names))
