@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import os
 import sysconfig
 import types
@@ -158,8 +159,10 @@ def user_methods(reads: Iterable[tuple[nn.Module, str]]) -> list[types.FunctionT
         for holder in (module, *type(module).__mro__):
             value = holder.__dict__.get(key)
             values[id(value)] = value
-    functions = [function_behind(value) for value in values.values()]
-    return [function for function in dict.fromkeys(functions) if function and _is_users(function)]
+    functions = [function for function in map(function_behind, values.values()) if function]
+    # A library's decorator, such as torch.autocast, keeps the user's function within its own.
+    functions += [function_behind(inspect.unwrap(function)) or function for function in functions]
+    return [function for function in dict.fromkeys(functions) if _is_users(function)]
 
 
 def function_behind(value: object) -> types.FunctionType | None:

@@ -306,7 +306,15 @@ class Counting(Amplifier):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("kind", [Amplifier, type("Derived", (Amplifier,), {})])
+class Decorated(Amplifier):
+    """Reads a global variable within the wrapper of a library's decorator."""
+
+    @torch.autocast("cpu", enabled=False)
+    def forward(self, x):
+        return self.body(x) * GAIN
+
+
+@pytest.mark.parametrize("kind", [Amplifier, type("Derived", (Amplifier,), {}), Decorated])
 def test_a_changed_global_variable_of_a_forward_plans_again(kind, monkeypatch):
     pair = WholeStep(kind(), sgd, vectors(1)[0]).run(vectors(2))
     monkeypatch.setitem(globals(), "GAIN", 3.0)
