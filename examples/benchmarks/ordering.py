@@ -51,7 +51,7 @@ MODELS = (
 """The models that OLLA was evaluated on."""
 
 SMALLEST_BATCH = {"torchvision:inception_v3": 2}
-"""Where normalisation needs more than one value."""
+"""Batch sizes for models whose normalisation needs more than one value."""
 
 TOKENS = 4
 """Length of the texts."""

@@ -22,7 +22,7 @@ from olla_fx.guards.snapshot import Same
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions:
-    """What a plan assumes of the model, the optimizer and the settings that it was made for.
+    """The assumptions of a plan about model, optimizer and settings.
 
     Attributes:
         mode: what the step does.

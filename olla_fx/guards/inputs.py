@@ -1,4 +1,4 @@
-"""What flows into a captured step, and where each value is found at every call.
+"""The inputs of a captured step, and the place of each value at every call.
 
 A step's graph has one placeholder for every tensor it reads: parameters, buffers, plain tensor
 attributes, optimizer state, late-bound scalars and the caller's own tensors. They are found by name,
@@ -19,17 +19,17 @@ from torch import nn
 from olla_fx.guards.snapshot import leaves_within
 
 Facts = Iterator[tuple[str, object]]
-"""What is guarded: for each fact what is said if it changed, and a value that equals its planned one."""
+"""Guarded facts: for each a sentence, said if it changed, and a value that equals the planned one."""
 
 WANTS_GRADIENT = (
     "requires a gradient, which a whole training step keeps for parameters only: pass it detached, or make "
     "it a parameter of the model"
 )
-"""Why a training step refuses an input."""
+"""The reason for which a training step refuses an input."""
 
 
 class Mode(enum.StrEnum):
-    """What a captured step does."""
+    """The part of a step that is captured."""
 
     INFERENCE = "inference"
     """Forward alone."""
@@ -40,7 +40,7 @@ class Mode(enum.StrEnum):
 
 
 class Role(enum.StrEnum):
-    """Where the value of a placeholder comes from."""
+    """The source of a placeholder's value."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -85,13 +85,6 @@ class TensorSpec:
             and not tensor.is_neg()
             and not tensor.is_conj()
         )
-
-    @property
-    def last_offset(self) -> int:
-        """The offset of the last element from the first, in elements; 0 if there is none."""
-        if 0 in self.shape:
-            return 0
-        return sum((extent - 1) * step for extent, step in zip(self.shape, self.stride, strict=True))
 
     @property
     def overlaps_itself(self) -> bool:

@@ -1,4 +1,4 @@
-"""What of an optimizer a plan depends on, and the exact test that it is as it was planned for."""
+"""The parts of an optimizer that a plan depends on, and the exact test that they are as planned."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TensorHyperparameter:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerLayout:
-    """What of an optimizer a plan depends on.
+    """The parts of an optimizer that a plan depends on.
 
     Attributes:
         parameters: for each group, the names of its parameters.

@@ -24,7 +24,7 @@ from olla_fx.guards.optimizer import InitialState, OptimizerGuard
 from olla_fx.guards.source import prologue_source
 
 _NOT_SURE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What the generated function raises if something is absent."""
+"""Errors that the generated function raises if something is absent."""
 
 _UNCHECKED = (Role.SCALAR, Role.EXAMPLE)
 """Placeholders whose values are no tensors, or are told apart before a plan is asked."""
@@ -32,7 +32,7 @@ _UNCHECKED = (Role.SCALAR, Role.EXAMPLE)
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Why a plan no longer fits."""
+    """The reason why a plan no longer fits."""
 
     reason: str
 

@@ -90,7 +90,7 @@ def in_sequence(
 
 
 Key = Hashable
-"""What tells calls apart by their inputs alone."""
+"""The key of a kind of call, by its inputs alone."""
 
 
 def call_key(planned: Mode, inputs: tuple[Any, ...]) -> tuple[Key, list[torch.Tensor]]:

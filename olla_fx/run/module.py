@@ -214,7 +214,7 @@ class PlannedModule(nn.Module):
 
     @property
     def stats(self) -> StepStats:
-        """How the module ran so far."""
+        """The statistics of all calls so far."""
         executor = self._current.executor
         return StepStats(
             binding=executor.step.binding,

@@ -1,4 +1,4 @@
-"""What an order costs: the resident sets and lifetimes of OLLA §2.2."""
+"""The cost of an order: the resident sets and lifetimes of OLLA §2.2."""
 
 from __future__ import annotations
 

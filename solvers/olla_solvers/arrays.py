@@ -1,4 +1,4 @@
-"""What a dataflow graph consists of: operators, and the arrays that they make and read.
+"""The parts of a dataflow graph: operators, and the arrays that they make and read.
 
 An array is one storage with one producer and any number of consumers, so the array, and not an edge, carries
 the size. Arrays refer to operators by index; names serve messages and files.

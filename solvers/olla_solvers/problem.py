@@ -1,4 +1,4 @@
-"""What is planned: the dataflow graph G = (V, E) of OLLA §3.1, checked.
+"""The problem that is planned: the dataflow graph G = (V, E) of OLLA §3.1, checked.
 
 Lifetimes follow from the order alone: with ``position`` the timestep of each operator, a planned array lives
 from its producer's timestep to just after its last consumer's, ``[first, last + 1)``; one that nobody

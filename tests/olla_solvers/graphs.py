@@ -212,7 +212,7 @@ def smallest_peak(problem: Problem) -> int:
 
 
 def precedence_bound(problem: Problem) -> int:
-    """What is alive while some operator runs in every order, by sets of ancestors and descendants."""
+    """Return what is alive while some operator runs in every order, by sets of ancestors and descendants."""
     graph = networkx.DiGraph(problem.edges)
     graph.add_nodes_from(range(len(problem.operators)))
     bound = 0

@@ -1,1 +1,1 @@
-"""What ordering works on: a problem as a flow of bytes, contracted, cut into pieces, and its minimum cuts."""
+"""Graphs as ordering sees them: flows of bytes, contracted, cut into pieces, and their minimum cuts."""

@@ -39,7 +39,7 @@ START_SHARE = 0.2
 
 @dataclass
 class Solved:
-    """What the runs of the program achieved.
+    """The result of the program's runs.
 
     Attributes:
         orders: for each piece, its best order.

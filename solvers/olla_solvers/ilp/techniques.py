@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Techniques:
-    """How the integer programs of equations 9 and 14 are stated.
+    """The techniques by which the integer programs of equations 9 and 14 are stated.
 
     One operator runs at a timestep, whatever the switches: fewer timesteps than operators lose optimality.
 

@@ -63,11 +63,11 @@ class InfeasibleSubset:
 
     def refuse(self, capacity: Bytes, reason: str | None = None) -> NoReturn:
         """Raise the error; the reason is a proof by search if none is given."""
-        kind = "a smaller part of them may be in conflict"
+        kind = "a smaller part of them may be infeasible, too"
         if self.is_irreducible:
-            kind = "no part of them is in conflict, fewer others may be"
+            kind = "irreducible: each part of them fits; fewer others may be infeasible"
         if self.is_smallest:
-            kind = "no fewer spans are in conflict"
+            kind = "no fewer spans are infeasible together"
         names = [span.name for span in self.spans]
         reason = reason or f" together (proven by exact search; {kind})"
         raise CannotFitError(
@@ -109,7 +109,9 @@ def refuse_impossible(spans: Sequence[Span], capacity: Bytes, effort: Effort) ->
     if set(subset.spans) != set(clique):
         subset.refuse(capacity)
     claim = (
-        "no fewer spans are in conflict" if subset.is_smallest else "no fewer that are alive together have"
+        "no fewer spans are infeasible together"
+        if subset.is_smallest
+        else "no fewer that are alive together have"
     )
     subset.refuse(
         capacity,

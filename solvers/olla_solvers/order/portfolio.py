@@ -38,10 +38,10 @@ FIRST_TURN = 0.5
 """Seconds of each method's first turn."""
 
 TURN_GROWTH = 1.5
-"""How much longer a method's next turn is if it lifted the bound or lowered the peak."""
+"""Factor on a method's next turn if it lifted the bound or lowered the peak."""
 
 IDLE_GROWTH = 1.15
-"""How much longer it is if it did not: what needs long for a first result must get there, too."""
+"""Factor if it did not: a method that needs long for a first result must get there, too."""
 
 
 @dataclass

@@ -22,19 +22,19 @@ SHORTEST = 16
 """Operators of the first window tried around a step."""
 
 GROWTH = 1.6
-"""How much longer the next one is."""
+"""Factor on the length of the next window."""
 
 STATES = 1000
 """States that the search expands in a window at first."""
 
 STATES_GROWTH = 4
-"""How many times more they are if no window could be improved."""
+"""Factor on their number if no window could be improved."""
 
 MOST_STATES = 1_000_000
 """If these do not help, nothing does."""
 
 MEMORY_BYTES = 256 << 20
-"""What the stored states of a window may take, roughly."""
+"""Bytes that the stored states of a window may take, roughly."""
 
 
 class WindowSearch:

@@ -1,1 +1,1 @@
-"""What the papers describe and the default path does not need: for their tables and for comparison."""
+"""The papers' methods that the default path does not need: for their tables and for comparison."""

@@ -36,13 +36,13 @@ RANDOM_ORDERS = 8
 """In a round of the search of a part: fresh starts serve small parts better than long runs."""
 
 LEVELS = 50
-"""How finely the times are told apart by their live bytes when the rest is placed."""
+"""Steps by which times are told apart by their live bytes when the rest is placed."""
 
 MOST_SEARCHED = 3000
 """Larger parts are searched for their large arrays only."""
 
 LARGE_ARRAYS = 600
-"""How many of a part count as large."""
+"""Number of arrays of a part that count as large."""
 
 NODES_FOR_EACH = 60
 """Nodes that the search of a part may try, for each of its arrays."""

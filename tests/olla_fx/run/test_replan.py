@@ -1,4 +1,4 @@
-"""What no guard looks at is read once; ``step.replan()`` makes a change of it known."""
+"""Values that no guard looks at are read once; ``step.replan()`` makes a change of it known."""
 
 import importlib.util
 import types

@@ -29,7 +29,7 @@ def test_mincut_bounds_hold_without_contraction(problem: Problem) -> None:
 
 
 def smallest_cut(flow: FlowGraph, operator: int) -> int:
-    """What an operator costs from the best of all states that it can run from."""
+    """Return what an operator costs from the best of all states that it can run from."""
     low, after = flow.ancestors[operator], flow.descendants[operator] | 1 << operator
     free = [each for each in range(flow.count) if not (low | after) >> each & 1]
     best = []

@@ -19,7 +19,7 @@ FIRST_BUDGET = 100
 """States that each search expands in its first turn."""
 
 MOST_MEMORY_BYTES = 2 << 30
-"""What the stored states of all searches on a graph may take, roughly."""
+"""Bytes that the stored states of all searches on a graph may take, roughly."""
 
 
 class Alternation:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SearchRules:
-    """What the search may use. Every combination finds the same smallest peak, at different speed.
+    """The rules that the search may use. Every combination finds the same smallest peak, at different speed.
 
     Attributes:
         contract: merge operators first; proofs in :mod:`olla_solvers.graph.contract`.

@@ -31,7 +31,7 @@ Moves: TypeAlias = dict[OperatorIndex, tuple[Bytes, Bytes]]
 
 @dataclass(frozen=True, slots=True)
 class _Effect:
-    """What an operator adds to what is alive.
+    """The bytes that an operator adds to those alive.
 
     Attributes:
         most_bytes: if nothing lowers it.
