@@ -15,7 +15,9 @@ def test_every_error_is_an_olla_error(name):
 def test_public_exceptions_are_among_them():
     public = {name: getattr(olla_fx, name) for name in olla_fx.__all__}
     raised = {name for name, kind in public.items() if isinstance(kind, type) and issubclass(kind, Exception)}
-    assert {"ArenaBusyError", "ArenaUnavailableError"} <= raised <= set(errors.__all__)
+    of_solvers = {"OptionError", "SolverUnavailableError"}
+    assert {"ArenaBusyError", "ArenaUnavailableError"} <= raised <= {*errors.__all__, *of_solvers}
+    assert all(issubclass(public[name], OllaError) for name in raised)
 
 
 @pytest.mark.parametrize("error", [olla_fx.ArenaBusyError, olla_fx.ArenaUnavailableError])
