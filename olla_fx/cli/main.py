@@ -25,6 +25,7 @@ from olla_fx.errors import OllaError
 from olla_fx.plan import Plan
 from olla_fx.report import format_bytes, format_table
 from olla_solvers.errors import InfeasibleError, NoSolutionError, ProblemError
+from olla_solvers.ilp import backends
 from olla_solvers.order import order
 from olla_solvers.paper.joint import joint_plan
 from olla_solvers.plan import Schedule
@@ -33,7 +34,7 @@ from olla_solvers.problem import Problem
 
 DONE, NOT_FOUND, BAD_INPUT, IMPOSSIBLE = range(4)
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
-SOLVERS = ("auto", "cbc", "gurobi", "highs", "none")
+SOLVERS = ("auto", *sorted(backends.SOLVERS), "none")
 
 
 class _UsageError(OllaError):
@@ -135,7 +136,10 @@ def _add_place(commands: Any) -> None:
 
 def _add_common(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--solver", choices=SOLVERS, default="auto", help="integer program: auto tries where it may help"
+        "--solver",
+        choices=SOLVERS,
+        default="auto",
+        help="of the integer programs; auto: of placement alone, if it may help",
     )
     command.add_argument(
         "--time-limit",
