@@ -12,7 +12,9 @@ write. Operators that draw random numbers keep their order among themselves.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import fx
@@ -44,6 +46,8 @@ class Dataflow:
         storage_bytes: each array's size before rounding.
         alignment_bytes: sizes are rounded up to multiples of it.
         device: the device that the graph runs on.
+        accumulated: of the gradients that a step in the caller's own loop returns, the positions of those
+            that are added to ``.grad`` as soon as they are made, and so are in the buffer.
     """
 
     graph_module: fx.GraphModule
@@ -53,15 +57,19 @@ class Dataflow:
     storage_bytes: tuple[int, ...]
     alignment_bytes: int
     device: torch.device
+    accumulated: frozenset[int] = frozenset()
 
 
-def build_dataflow(graph_module: fx.GraphModule, device: torch.device) -> Dataflow:
+def build_dataflow(
+    graph_module: fx.GraphModule, device: torch.device, accumulated: frozenset[int] = frozenset()
+) -> Dataflow:
     """Read operators, arrays and hazards off a graph.
 
     Args:
         graph_module: propagated with fake tensors
             (:func:`olla_fx.passes.propagate.propagate_fake_tensors`).
         device: sizes are rounded up to its alignment.
+        accumulated: see :class:`Dataflow`.
 
     Returns:
         The problem, and which node and result each of its items is.
@@ -69,7 +77,7 @@ def build_dataflow(graph_module: fx.GraphModule, device: torch.device) -> Datafl
     Raises:
         CaptureError: if the graph holds a construct whose memory is unknown.
     """
-    builder = _Builder(graph_module, device)
+    builder = _Builder(graph_module, device, accumulated)
     for node in graph_module.graph.nodes:
         builder.add(node)
     return builder.finish()
@@ -92,9 +100,12 @@ class _Storage:
 class _Builder:
     """Walks a graph once, in captured order."""
 
-    def __init__(self, graph_module: fx.GraphModule, device: torch.device) -> None:
+    def __init__(
+        self, graph_module: fx.GraphModule, device: torch.device, accumulated: frozenset[int]
+    ) -> None:
         self.graph_module = graph_module
         self.device = device
+        self.accumulated = accumulated
         self.alignment_bytes = alignment_of(device)
         self.operators: list[fx.Node] = []
         self.results: list[list[int | None]] = []
@@ -110,7 +121,7 @@ class _Builder:
             for key, leaf in _tensor_leaves(node.meta.get("val")):
                 self._new_storage(key, node.name, leaf, None)
         elif node.op == "output":
-            for argument in node.all_input_nodes:
+            for argument in self._returned(node):
                 for returned in storages_of(argument.meta.get("val")):
                     if returned is not None:
                         self.storages[returned].is_output = True
@@ -120,6 +131,15 @@ class _Builder:
             self.number_sources[node] = self._numbers_of(node)
         else:
             self._add_operator(node)
+
+    def _returned(self, output: fx.Node) -> Iterator[fx.Node]:
+        """Yield the results that the caller gets; gradients follow those that the boundary has."""
+        results = cast(Sequence[object], output.args[0])
+        boundary = next((node for node in self.operators if node.target is forward_backward_boundary), None)
+        before = 0 if boundary is None else len(cast(Sequence[object], boundary.args[0]))
+        for index, result in enumerate(results):
+            if isinstance(result, fx.Node) and index - before not in self.accumulated:
+                yield result
 
     def _add_boundary(self, node: fx.Node) -> None:
         """Add an operator that reads the results: effects come before it, readers of tangents after."""
@@ -230,6 +250,7 @@ class _Builder:
             tuple(storage.size_bytes for storage in self.storages.values()),
             self.alignment_bytes,
             self.device,
+            self.accumulated,
         )
 
 

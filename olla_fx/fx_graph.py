@@ -81,6 +81,13 @@ def is_free(node: fx.Node) -> bool:
     return all(key in sources for key in tensors)
 
 
+def base_of(node: fx.Node) -> fx.Node:
+    """Return the node whose storage a chain of views shares."""
+    while node.op == "call_function" and node.all_input_nodes and is_free(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
 def free_nodes_before(
     node: fx.Node, emitted: Mapping[fx.Node, object], operators: frozenset[fx.Node]
 ) -> Iterator[fx.Node]:

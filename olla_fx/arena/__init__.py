@@ -1,5 +1,6 @@
 """Serves a planned step from one buffer by native allocators, and records what a real step requests."""
 
+from olla_fx.arena.accumulation import accumulate, accumulates_alone
 from olla_fx.arena.arena import (
     Arena,
     Buffer,
@@ -24,6 +25,8 @@ __all__ = [
     "PlannedRequest",
     "RecordedRequest",
     "RunCounts",
+    "accumulate",
+    "accumulates_alone",
     "available",
     "begin_operator_function",
     "build_seconds",

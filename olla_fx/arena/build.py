@@ -26,7 +26,7 @@ from types import ModuleType
 import torch
 
 SOURCE_FOLDER = Path(__file__).parent / "csrc"
-_HEADERS = ("buffer.h", "cursor.h", "module.h", "recorder.h", "router.h", "watchers.h")
+_HEADERS = ("accumulation.h", "buffer.h", "cursor.h", "module.h", "recorder.h", "router.h", "watchers.h")
 # Hidden, or two libraries in one process would share symbols that each must have of its own.
 _COMPILER_FLAGS = ("-O2", "-fvisibility=hidden")
 

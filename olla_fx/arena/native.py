@@ -80,6 +80,12 @@ class NativeModule(Protocol):
     def in_region(self) -> bool:
         """Return True if this thread is in a region."""
 
+    def accumulates_alone(self, leaf: torch.Tensor, edges: int) -> bool:
+        """Return True if a backward under way adds to a leaf's ``.grad`` what one edge of these brings."""
+
+    def accumulate(self, leaf: torch.Tensor, gradient: torch.Tensor, owned: bool) -> None:
+        """Add a gradient to a leaf's ``.grad``, or make it that."""
+
     def start_events(self) -> bool:
         """Record every thread's requests; return False if they are being recorded already."""
 

@@ -10,6 +10,7 @@ and the offset and lifetime of what it makes, as a comment::
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,7 +21,7 @@ from torch.fx.node import Argument
 
 from olla_fx.capture import Role, StepInput
 from olla_fx.dataflow import Dataflow
-from olla_fx.fx_graph import forward_backward_boundary, free_nodes_before
+from olla_fx.fx_graph import base_of, forward_backward_boundary, free_nodes_before
 from olla_fx.torch_compat import pytree
 from olla_solvers.analysis import lifetimes
 from olla_solvers.plan import MemoryPlan
@@ -58,32 +59,46 @@ def reordered_graphs(
     Returns:
         One module for each phase. One phase alone has the arguments and results of
         ``dataflow.graph_module``. If the graph has a forward/backward boundary, the first returns the
-        outputs and a list of what it keeps for the second, which takes the same arguments and that list,
-        empties it as it goes, and returns the gradients. Operator nodes carry their name in ``problem`` as
+        outputs and a list of what it keeps for the second. That takes the same arguments, the list, which
+        it empties as it goes, and an object whose ``take`` it calls with the position of each gradient and
+        the gradient as soon as it is made. Operator nodes carry their name in ``problem`` as
         ``meta["operator"]``.
     """
     source = dataflow.graph_module.graph
     by_name = {node.name: node for node in dataflow.operators}
     output = source.output_node()
+    boundary = next((node for node in dataflow.operators if node.target is forward_backward_boundary), None)
+    gradients = _gradients(output, boundary)
     comments = _comments(dataflow, problem, plan)
     phase = _Phase(source, inputs, dataflow.operators, None)
     phases = [phase]
     for timestep, name in enumerate(plan.order):
         node = by_name[name]
-        if node.target is forward_backward_boundary:
+        if node is boundary:
             phase = _Phase(source, inputs, dataflow.operators, phase)
             phases.append(phase)
-        else:
-            phase.add(node, timestep, begin_operator)
-    if len(phases) == 1:
+            continue
+        phase.add(node, timestep, begin_operator)
+        for position, gradient in gradients.pop(node, ()) if len(phases) > 1 else ():
+            phase.hand_over(position, gradient)
+    if boundary is None:
         phase.finish(output.args[0], comments)
     else:
-        boundary = next(node for node in dataflow.operators if node.target is forward_backward_boundary)
-        outputs = boundary.args[0]
-        gradients = output.args[0][len(outputs) :]  # type: ignore[arg-type, index]
-        phases[1].finish(gradients, comments)
-        phases[0].finish((outputs, phases[1].taken[::-1]), comments)
+        for position, gradient in itertools.chain.from_iterable(gradients.values()):
+            phase.hand_over(position, gradient)
+        phases[1].finish((), comments)
+        phases[0].finish((boundary.args[0], phases[1].taken[::-1]), comments)
     return tuple(fx.GraphModule(dataflow.graph_module, phase.target, "PlannedStep") for phase in phases)
+
+
+def _gradients(output: fx.Node, boundary: fx.Node | None) -> dict[fx.Node, list[tuple[int, fx.Node]]]:
+    """Return the gradients among a step's results with their positions, by the node that computes them."""
+    gradients: dict[fx.Node, list[tuple[int, fx.Node]]] = {}
+    if boundary is not None:
+        results = cast(Sequence[fx.Node], output.args[0])
+        for position, gradient in enumerate(results[len(cast(Sequence[object], boundary.args[0])) :]):
+            gradients.setdefault(base_of(gradient), []).append((position, gradient))
+    return gradients
 
 
 class _Phase:
@@ -110,6 +125,7 @@ class _Phase:
             self._emitted[node] = self.target.placeholder(_placeholder_name(step_input))
             self._emitted[node].meta = dict(node.meta)
         self._kept = self.target.placeholder("kept") if before is not None else None
+        self._gradients = self.target.placeholder("gradients") if before is not None else None
         # Each phase makes views again; results of operators are passed on.
         self._made = frozenset(operators) | {
             result for node in operators for result in node.users if result.target is operator.getitem
@@ -128,13 +144,16 @@ class _Phase:
         emitted.meta["operator"] = node.name
         self._timesteps[emitted.name] = node.name, timestep
 
+    def hand_over(self, position: int, gradient: fx.Node) -> None:
+        """Emit the call that hands a gradient over."""
+        self._add_result(gradient)
+        self.target.call_method("take", (self._gradients, position, self._find(gradient)))
+
     def finish(self, results: object, comments: Mapping[str, str]) -> None:
         """Emit the results, given as nodes of the source."""
         for node in pytree.tree_leaves(results):
-            if isinstance(node, fx.Node) and node not in self._emitted:
-                self._add_free(node)
-                if node not in self._made:
-                    self._emitted[node] = self.target.node_copy(node, self._find)
+            if isinstance(node, fx.Node):
+                self._add_result(node)
         self.target.output(fx.map_arg(cast(Argument, results), self._find))
         own_comments = {
             emitted: f"  # t={timestep} {comments[name]}".rstrip()
@@ -142,6 +161,12 @@ class _Phase:
         }
         self.target.on_generate_code(lambda _: _annotate(own_comments))
         self.target.lint()
+
+    def _add_result(self, node: fx.Node) -> None:
+        if node not in self._emitted:
+            self._add_free(node)
+            if node not in self._made:
+                self._emitted[node] = self.target.node_copy(node, self._find)
 
     def _add_free(self, node: fx.Node) -> None:
         for free in free_nodes_before(node, self._emitted, self._made):
@@ -161,7 +186,7 @@ class _Phase:
 
 def _first_line(graph: fx.Graph) -> fx.Node | None:
     """Return the first node that is neither a placeholder nor takes over a kept value, if there is one."""
-    return next((node for node in graph.nodes if node.op not in ("placeholder", "call_method")), None)
+    return next((node for node in graph.nodes if node.op != "placeholder" and node.target != "pop"), None)
 
 
 def _placeholder_name(step_input: StepInput) -> str:

@@ -17,6 +17,7 @@ from torch import fx
 from olla_fx.capture import Role, StepInput
 from olla_fx.fx_graph import (
     ancestors,
+    base_of,
     descendants,
     draws_random_numbers,
     forward_backward_boundary,
@@ -57,15 +58,8 @@ def mark_boundary(graph: fx.Graph, inputs: tuple[StepInput, ...], results: int) 
 def _belongs_to_forward(node: fx.Node) -> bool:
     if node.op != "call_function" or is_free(node):
         return False
-    reads_inputs = any(_base(source).op == "placeholder" for source in node.all_input_nodes)
+    reads_inputs = any(base_of(source).op == "placeholder" for source in node.all_input_nodes)
     return reads_inputs or draws_random_numbers(node) or bool(written_arguments(node))
-
-
-def _base(node: fx.Node) -> fx.Node:
-    """Return the node whose storage a chain of views shares."""
-    while node.op == "call_function" and node.all_input_nodes and is_free(node):
-        node = node.all_input_nodes[0]
-    return node
 
 
 def _keep_old_values(graph: fx.Graph, forward: set[fx.Node]) -> None:

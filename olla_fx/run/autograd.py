@@ -5,7 +5,8 @@ activations that backward needs. It is given back when backward has run, or when
 graph. Outputs and gradients are allocated outside, since autograd hands them on.
 
 The graph is planned for gradients ("tangents") in certain memory layouts. Others are copied into these, as
-AOTAutograd does at every backward; here the next forward is planned for what came.
+AOTAutograd does at every backward; here the next forward is planned for what came. The gradients that
+backward makes are handed over one by one (:mod:`olla_fx.run.gradients`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from olla_fx.capture import StepInput
 from olla_fx.errors import BackwardError
 from olla_fx.run.copies import copies_of
 from olla_fx.run.executor import Run
+from olla_fx.run.gradients import GradientEdges, Gradients
 from olla_fx.run.plan_cache import Strides
 from olla_fx.torch_compat import version_of
+
+NoteBackward = Callable[[Strides, frozenset[int]], None]
+"""Told by a backward the tangents' element strides, and which gradients were added to a ``.grad`` at once."""
 
 
 class Pass:
@@ -32,22 +37,23 @@ class Pass:
         wanted: indices of the placeholders that want a gradient.
     """
 
-    def __init__(self, run: Run, values: Sequence[Any], note_strides: Callable[[Strides], None]) -> None:
+    def __init__(self, run: Run, values: Sequence[Any], note_backward: NoteBackward) -> None:
         """Prepare a pass.
 
         Args:
             run: the run that it takes part in.
             values: of all placeholders before the tangents.
-            note_strides: called with the element strides of the tangents if they are not the planned ones.
+            note_backward: told what a backward has shown for the next forward's plan.
         """
         self._captured = run.step.captured
         self.differentiable_outputs = self._captured.differentiable
         self._run: Run | None = run
         self._values: list[Any] = list(values)
-        self._note_strides = note_strides
+        self._note_backward = note_backward
         self._kept: list[Any] = []
         self._versions: list[tuple[torch.Tensor, int, StepInput | None]] = []
         self.wanted = self._captured.wanted
+        self._edges = GradientEdges([tensor for tensor in self.differentiable() if tensor.is_leaf])
 
     def differentiable(self) -> list[torch.Tensor]:
         """Return the tensors that want a gradient, until backward has run."""
@@ -82,12 +88,15 @@ class Pass:
         ]
         return results
 
-    def backward(self, tangents: Sequence[torch.Tensor | None], *, again: bool) -> list[torch.Tensor | None]:
-        """Return the gradients of :meth:`differentiable`.
+    def backward(
+        self, tangents: Sequence[torch.Tensor | None], *, again: bool, creates_graph: bool
+    ) -> list[torch.Tensor | None]:
+        """Return the gradients of :meth:`differentiable`; None for those that are in ``.grad`` already.
 
         Args:
             tangents: of the outputs that have a gradient; None for those that were not used.
             again: True if another backward may follow (``retain_graph=True``).
+            creates_graph: True if gradients are to be differentiated, and so must reach autograd.
         """
         run = self._running()
         for tensor, version, source in self._versions:
@@ -102,51 +111,29 @@ class Pass:
             tangents = [None if tangent is None else _resolved(tangent) for tangent in tangents]
             kept = copies_of(self._kept) if again else self._kept
             fitting = [self._fitting(index, tangent) for index, tangent in enumerate(tangents)]
-            gradients = run.run_phase(1, [*self._values, *fitting, kept], last=not again)
+            gradients = Gradients(self._captured, self._values, tangents, run.step.dataflow.accumulated)
+            if not creates_graph:
+                gradients.accumulate_directly()
+            run.run_phase(1, [*self._values, *fitting, kept, gradients], last=not again)
         except BaseException:
             self.drop()
             raise
-        self._note_layouts(tangents)
-        if not again:
-            self.drop()
-        by_index = self._separated(tangents, gradients)
-        return [by_index.get(index) for index in self.wanted]
-
-    def _note_layouts(self, tangents: Sequence[torch.Tensor | None]) -> None:
-        """Let the next forward be planned for these layouts, if this one was planned for others."""
         planned = self._captured.tangent_strides
         strides = tuple(
             stride if tangent is None else tangent.stride()
             for tangent, stride in zip(tangents, planned, strict=True)
         )
-        if strides != planned:
-            self._note_strides(strides)
-
-    def _separated(
-        self, tangents: Sequence[torch.Tensor | None], gradients: Sequence[torch.Tensor]
-    ) -> dict[int, torch.Tensor]:
-        """Return the gradients that eager makes, by placeholder, no two in one storage.
-
-        Autograd may keep what it is given and add to it.
-        """
-        used = {index for index, tangent in enumerate(tangents) if tangent is not None}
-        seen = set(torch_compat.storage_keys([tangent for tangent in tangents if tangent is not None]))
-        separated: dict[int, torch.Tensor] = {}
-        storages = torch_compat.storage_keys(gradients)
-        reached = self._captured.gradient_tangents
-        wanted = zip(self._captured.gradients, reached, gradients, storages, strict=True)
-        for index, reached_by, gradient, storage in wanted:
-            if reached_by and reached_by.isdisjoint(used):
-                continue  # eager makes no gradient from outputs that nobody used
-            separated[index] = gradient.clone() if storage in seen else gradient
-            seen.add(storage)
-        return separated
+        self._note_backward(strides, frozenset(gradients.added))
+        if not again:
+            self.drop()
+        return [gradients.by_placeholder.get(index) for index in self.wanted]
 
     def drop(self) -> None:
         """Forget what backward would need."""
         run, self._run = self._run, None
         self._kept, self._values, self._versions = [], [], []
         if run is not None:
+            self._edges.end()
             run.release()
 
     def _running(self) -> Run:
@@ -225,11 +212,14 @@ class PlannedFunction(torch.autograd.Function):
         has_tangent = ctx.running.differentiable_outputs
         wanted = [tangent for tangent, has in zip(tangents, has_tangent, strict=True) if has]
         sources = [tangent for tangent in wanted if tangent is not None]
-        if torch.is_grad_enabled():  # create_graph=True
+        creates_graph = torch.is_grad_enabled()
+        if creates_graph:
             sources += ctx.running.differentiable()
         with torch.no_grad():
-            gradients = ctx.running.backward(wanted, again=torch_compat.graph_is_kept())
-        if torch.is_grad_enabled():
+            gradients = ctx.running.backward(
+                wanted, again=torch_compat.graph_is_kept(), creates_graph=creates_graph
+            )
+        if creates_graph:
             gradients = _marked(gradients, sources)
         return (None, *gradients)
 

@@ -23,6 +23,7 @@ import torch
 from olla_fx import torch_compat
 from olla_fx.arena import Arena, Binding, Buffer, PlannedRequest, RecordedRequest, RunCounts
 from olla_fx.compile import CompiledStep, CompileRequest, compile_step
+from olla_fx.dataflow import build_dataflow
 from olla_fx.errors import BufferMemoryError
 from olla_fx.report import format_bytes
 from olla_fx.run.persistent import allocate_library_workspaces
@@ -52,24 +53,51 @@ class Executor:
         outside_log: its unexpected requests: operator, ordinal and bytes of each.
     """
 
-    def __init__(self, request: CompileRequest, step: CompiledStep, buffer: SharedBuffer) -> None:
+    def __init__(
+        self,
+        request: CompileRequest,
+        step: CompiledStep,
+        buffer: SharedBuffer,
+        record: StepRecord | None = None,
+    ) -> None:
         """Reserve a place in the buffer; allocates nothing yet.
 
         Args:
             request: what was compiled.
             step: the result.
             buffer: where to run.
+            record: of a run of the same operators, with whose workspaces the step was planned.
         """
         self._request = request
         self._buffer = buffer
         self._requests: list[PlannedRequest] | None = None
-        self._wants_recording = True
+        self._wants_recording = record is None
         self._recordings = 0
-        self._warm_ups = _WARM_UPS.get(step.captured.device.type, 0)
+        self._warm_ups = 0 if record is not None else _WARM_UPS.get(step.captured.device.type, 0)
+        self._record = record
+        if record is not None:
+            self._requests = planned_requests(step.plan.problem, step.plan.memory, record)
         self.step = step
         self.counts = RunCounts()
         self.outside_log: tuple[str, ...] = ()
         buffer.want(self, step.plan.buffer_bytes)
+
+    def accumulating(self, positions: frozenset[int]) -> Executor:
+        """Return an executor of the same step that keeps some gradients in the buffer.
+
+        Args:
+            positions: of the gradients that are added to ``.grad`` as soon as they are made.
+
+        Raises:
+            ValueError: before a run was recorded.
+        """
+        if self._record is None:
+            raise ValueError("no run was recorded yet")
+        old = self.step.dataflow
+        dataflow = build_dataflow(old.graph_module, old.device, positions)
+        problem = problem_with_workspaces(dataflow.problem, self._record, dataflow.alignment_bytes)
+        request = replace(self._request, earlier=replace(self.step, dataflow=dataflow), problem=problem)
+        return Executor(self._request, compile_step(request), self._buffer, self._record)
 
     def start(self, lease: Lease | None) -> Run:
         """Begin a run.
@@ -156,6 +184,7 @@ class Executor:
     def _plan_again(self, record: StepRecord) -> None:
         """Compile the step anew with what was recorded."""
         self._wants_recording = False
+        self._record = record
         self._recordings += 1
         request = replace(self._request, earlier=self.step)
         if record.unallocated:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from torch import fx, nn
 
 from olla_fx import torch_compat
-from olla_fx.capture import Mode, StepRequest, TensorSpec
+from olla_fx.capture import CapturedStep, Mode, StepRequest, TensorSpec
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.eager import eager_baseline
 from olla_fx.compile import CompileRequest, compile_step
@@ -39,7 +39,7 @@ from olla_fx.run.calls import (
 from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
 from olla_fx.run.executor import Executor
 from olla_fx.run.pickling import carried, refuse_unnamed
-from olla_fx.run.plan_cache import CachedPlan, PlanCache
+from olla_fx.run.plan_cache import CachedPlan, PlanCache, Strides
 from olla_fx.run.shared_buffer import Lease, SharedBuffer
 from olla_fx.run.stats import StepReport, StepStats
 from olla_fx.torch_compat import pytree
@@ -121,8 +121,13 @@ class PlannedModule(nn.Module):
                 except BaseException:
                     planned.prologue.undo_created_state()
                     raise
-        if planned.executor.step.captured.mode is Mode.AUTOGRAD:
-            return self._differentiate(planned, values)
+            executor = planned.executor
+            if executor.step.captured.mode is Mode.AUTOGRAD:
+                sees_gradients = _has_gradient(executor.step.captured, values)
+                planned.choose_executor(sees_gradients)
+                executor = planned.executor
+        if executor.step.captured.mode is Mode.AUTOGRAD:
+            return self._differentiate(planned, executor, values, sees_gradients)
         return self._infer(planned, values)
 
     def _planned_for(self, inputs: tuple[Any, ...]) -> tuple[CachedPlan, list[Any]]:
@@ -188,10 +193,17 @@ class PlannedModule(nn.Module):
             return planned.graphed.run(lease, values)
         return planned.executor.start(lease).run_phase(0, values)
 
-    def _differentiate(self, planned: CachedPlan, values: list[Any]) -> Any:
-        run = planned.executor.start(self._lease())
+    def _differentiate(
+        self, planned: CachedPlan, executor: Executor, values: list[Any], sees_gradients: bool
+    ) -> Any:
         plans = self._plans
-        running = Pass(run, values, lambda strides: plans.note_gradient_strides(planned, strides))
+
+        def note_backward(strides: Strides, added: frozenset[int]) -> None:
+            plans.note_gradient_strides(planned, strides)
+            planned.added[sees_gradients] = added
+
+        run = executor.start(self._lease())
+        running = Pass(run, values, note_backward)
         results = PlannedFunction.apply(running, *running.differentiable())  # type: ignore[no-untyped-call]
         return run.step.captured.outputs.rebuild(results, values)
 
@@ -311,6 +323,12 @@ class PlannedModule(nn.Module):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load into the model; see ``nn.Module.load_state_dict``."""
         return self._model.load_state_dict(*args, **kwargs)
+
+
+def _has_gradient(captured: CapturedStep, values: Sequence[Any]) -> bool:
+    """Return True if a leaf among a step's inputs has a ``.grad``."""
+    leaves = (values[index] for index in captured.gradients)
+    return any(leaf.is_leaf and leaf.grad is not None for leaf in leaves)
 
 
 def _remade(request: StepRequest, example: Any) -> PlannedModule:

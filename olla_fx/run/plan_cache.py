@@ -6,13 +6,14 @@ until there are too many and the one that was not used for longest goes.
 
 In the caller's own loop nobody knows before a backward in which memory layout the loss hands gradients in,
 and the order of a sum's terms, with it the last bit, depends on that. A forward is planned for the layouts
-that the last backward of its kind received.
+that the last backward of its kind received. So are gradients that are added to a
+``.grad``: a ``zero_grad`` between forward and backward may take away what the forward saw.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,17 +26,20 @@ Strides = tuple[tuple[int, ...], ...]
 """Element strides of the gradients that come back to a step's outputs, in order."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class CachedPlan:
     """A plan, the kind of call that it is for, and what its calls need.
 
     Attributes:
         key: what tells calls apart by their inputs.
         kind: the mode of the call, and the modules' training flags.
-        executor: runs it.
+        executor: ran it last.
         prologue: gathers its inputs, and tells if it still fits the model.
         example: the inputs that it was planned for, their tensors as specs.
         graphed: launches it as CUDA graphs, if it is to be.
+        added: for a forward that saw a ``.grad``, and for one that saw none, the positions of the gradients
+            that the last backward after such a one added to ``.grad``.
+        executors: run it for sets of such positions.
     """
 
     key: Hashable
@@ -44,6 +48,24 @@ class CachedPlan:
     prologue: Prologue
     example: Any
     graphed: GraphedStep | None
+    added: dict[bool, frozenset[int]] = field(default_factory=dict)
+    executors: dict[frozenset[int], Executor] = field(default_factory=dict)
+
+    def choose_executor(self, sees_gradients: bool) -> None:
+        """Plan for the gradients that are to be added to a ``.grad``, as far as that can be foretold.
+
+        Their memory is used again at once. The order is the plan's own, so that this is quick, and the
+        operators' workspaces are known.
+
+        Args:
+            sees_gradients: True if a parameter has a ``.grad`` before the forward.
+        """
+        nothing: frozenset[int] = frozenset()
+        wanted = self.added.get(sees_gradients, nothing)
+        base = self.executors.setdefault(nothing, self.executor)
+        if wanted not in self.executors and base.is_settled:
+            self.executors = {nothing: base, wanted: base.accumulating(wanted)}
+        self.executor = self.executors.get(wanted, base)
 
 
 class PlanCache:
@@ -110,6 +132,8 @@ class PlanCache:
 
     def note_gradient_strides(self, plan: CachedPlan, strides: Strides) -> None:
         """Note in which layouts a backward received its gradients."""
+        if strides == plan.executor.step.captured.tangent_strides:
+            return
         if any((cached.key, cached.kind) == (plan.key, plan.kind) for cached in self._plans):
             self._gradient_strides[plan.key, plan.kind] = strides
 

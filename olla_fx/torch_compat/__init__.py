@@ -40,6 +40,7 @@ from olla_fx.torch_compat.patches import (
 )
 from olla_fx.torch_compat.state import (
     autocast_state,
+    backward_number,
     below_autograd,
     graph_is_kept,
     in_backward,
@@ -87,6 +88,7 @@ __all__ = [
     "assume_sign",
     "attribute_reads",
     "autocast_state",
+    "backward_number",
     "below_autograd",
     "captures_current_stream",
     "capturing",

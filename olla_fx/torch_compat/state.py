@@ -49,7 +49,12 @@ def is_batched(tensor: torch.Tensor) -> bool:
 
 def in_backward() -> bool:
     """Return True if autograd's engine is running on this thread."""
-    return bool(torch._C._current_graph_task_id() != -1)
+    return backward_number() != -1
+
+
+def backward_number() -> int:
+    """Return a number that no other backward has; -1 if none is running on this thread."""
+    return int(torch._C._current_graph_task_id())
 
 
 def graph_is_kept() -> bool:

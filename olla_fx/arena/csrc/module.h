@@ -13,6 +13,7 @@
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 
+#include "accumulation.h"
 #include "router.h"
 
 namespace olla_fx {
@@ -262,6 +263,8 @@ inline void bind(py::module& module, Router& its_router, const DeviceSupport& it
   module.def("interrupt", &interrupt);
   module.def("resume", &resume);
   module.def("in_region", [] { return current_region != nullptr; });
+  module.def("accumulates_alone", &accumulates_alone);
+  module.def("accumulate", &accumulate);
   module.def("start_events", &start_events);
   module.def("stop_events", &stop_events);
   py::class_<SharedMemory, std::shared_ptr<SharedMemory>>(module, "Memory", py::module_local())

@@ -1,0 +1,93 @@
+// Adds a gradient to a leaf's .grad in autograd's place, in the middle of a backward.
+//
+// Autograd adds up what all edges bring to a leaf and then adds the sum to .grad once. If one edge alone leads
+// to the leaf, the backward behind that edge may add its gradient itself, earlier: the arithmetic is the same.
+#pragma once
+
+#include <ATen/Tensor.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "watchers.h"
+
+namespace olla_fx {
+
+namespace py = pybind11;
+
+inline const at::Tensor& tensor_of(const py::handle& object) {
+  if (!THPVariable_Check(object.ptr())) {
+    throw pybind11::type_error("not a tensor");
+  }
+  return THPVariable_Unpack(object.ptr());
+}
+
+inline bool has_hooks(torch::autograd::Node& accumulator) {
+  return !accumulator.tensor_pre_hooks().empty() || !accumulator.pre_hooks().empty() ||
+         !accumulator.post_hooks().empty() || accumulator.tensor_post_acc_grad_hooks() != nullptr;
+}
+
+// Whether the backward under way is going to add to a leaf's .grad nothing but what one edge brings, and nobody
+// watches it do so. `edges`: how many lead there as far as the caller knows, all but one of them never again.
+inline bool accumulates_alone(const py::handle& leaf, int64_t edges) {
+  const at::Tensor& tensor = tensor_of(leaf);
+  if (!tensor.requires_grad() || !tensor.is_leaf()) {
+    return false;
+  }
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(tensor);
+  // A leaf knows its accumulator weakly: whoever leads there or holds on to it, such as a second use of the leaf or
+  // a reducer of distributed training, counts. So does this pointer.
+  if (!accumulator || static_cast<int64_t>(accumulator.use_count()) != edges + 1 || has_hooks(*accumulator)) {
+    return false;
+  }
+  const at::Tensor& grad = tensor.grad();
+  if (grad.defined() && (grad.layout() != at::kStrided || grad.scalar_type() != tensor.scalar_type() ||
+                         grad.device() != tensor.device() || grad.requires_grad())) {
+    return false;
+  }
+  const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
+  if (chosen == nullptr) {
+    return false;
+  }
+  if (chosen->empty()) {  // all leaves
+    return true;
+  }
+  const auto entry = chosen->find(&*accumulator);
+  return entry != chosen->end() && entry->second.needed_ && entry->second.captures_ == nullptr;
+}
+
+// `owned`: the gradient's memory is no one else's, so that it may become .grad itself.
+inline void accumulate(const py::handle& leaf, const py::handle& its_gradient, bool owned) {
+  const at::Tensor& tensor = tensor_of(leaf);
+  const at::Tensor& gradient = tensor_of(its_gradient);
+  const py::gil_scoped_release without_gil;
+  if (owned && !tensor.grad().defined() && torch::autograd::utils::obeys_layout_contract(gradient, tensor)) {
+    tensor.mutable_grad() = gradient.detach();
+    return;
+  }
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(tensor);
+  if (!accumulator) {
+    throw std::runtime_error("no backward leads to this tensor");
+  }
+  // What becomes .grad must not lie in the buffer.
+  Region* region = current_region;
+  if (region != nullptr) {
+    region->cursor.interrupt();
+  }
+  try {
+    (*accumulator)({gradient});
+  } catch (...) {
+    if (region != nullptr) {
+      region->cursor.resume();
+    }
+    throw;
+  }
+  if (region != nullptr) {
+    region->cursor.resume();
+  }
+}
+
+}  // namespace olla_fx

@@ -1,0 +1,131 @@
+"""Takes the gradients of a planned backward one by one, as it makes them in planned order.
+
+Autograd adds gradients to ``.grad`` once a whole backward node has run: until then all gradients of a planned
+step would be alive, and with gradient accumulation beside the old ``.grad``. If autograd is going to add what
+this backward brings, nothing else, and no hook is to see it, it is added to ``.grad`` at once, by
+autograd's own arithmetic, and autograd gets nothing for it.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from olla_fx import arena, torch_compat
+from olla_fx.capture import CapturedStep
+
+MOST_PAST = 16
+"""Graphs of earlier backwards that the caller keeps and that are looked through."""
+
+
+class GradientEdges:
+    """The edges by which one forward's node leads to leaves.
+
+    Attributes:
+        leaves: the tensors that want a gradient, as long as the node lives.
+    """
+
+    _past: ClassVar[weakref.WeakSet[GradientEdges]] = weakref.WeakSet()
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
+        """Count the edges of a node whose backward may still run."""
+        self.leaves = tuple(leaves)
+        self._ended_in = 0
+
+    def end(self) -> None:
+        """Note that nothing will come over these edges after the backward that is under way."""
+        self._ended_in = torch_compat.backward_number()
+        with self._lock:
+            self._past.add(self)
+
+    @classmethod
+    def past(cls) -> Mapping[int, int] | None:
+        """Return the number of edges to each leaf, by its identity, that earlier backwards have left.
+
+        Returns:
+            None if the caller keeps so many graphs that looking through them does not pay.
+        """
+        with cls._lock:
+            ended = [edges for edges in cls._past if edges._ended_in != torch_compat.backward_number()]
+        if len(ended) > MOST_PAST:
+            return None
+        return collections.Counter(id(leaf) for edges in ended for leaf in edges.leaves)
+
+
+class Gradients:
+    """The gradients of one backward.
+
+    Attributes:
+        by_placeholder: those for autograd, no two in one storage, by the index of their placeholder.
+        added: positions of those that were added to a ``.grad`` that was there.
+    """
+
+    def __init__(
+        self,
+        captured: CapturedStep,
+        values: Sequence[Any],
+        tangents: Sequence[torch.Tensor | None],
+        in_buffer: frozenset[int],
+    ) -> None:
+        """Take nothing yet.
+
+        Args:
+            captured: the step.
+            values: of its placeholders before the tangents.
+            tangents: that backward was given; None for outputs that were not used.
+            in_buffer: positions of the gradients whose memory is used again at once.
+        """
+        self._captured = captured
+        self._values = values
+        self._in_buffer = in_buffer
+        self._used = {index for index, tangent in enumerate(tangents) if tangent is not None}
+        self._kept = set(torch_compat.storage_keys([tangent for tangent in tangents if tangent is not None]))
+        self._direct: frozenset[int] = frozenset()
+        self.by_placeholder: dict[int, torch.Tensor] = {}
+        self.added: set[int] = set()
+
+    def accumulate_directly(self) -> None:
+        """Add to ``.grad`` at once if autograd would add this gradient alone, with no hook that sees it."""
+        past = GradientEdges.past()
+        if past is None:
+            return
+        device = self._captured.device
+        self._direct = frozenset(
+            position
+            for position, index in enumerate(self._captured.gradients)
+            if arena.accumulates_alone(self._values[index], 1 + past.get(id(self._values[index]), 0), device)
+        )
+
+    def take(self, position: int, gradient: torch.Tensor) -> None:
+        """Take a gradient; emitted code calls this right after the operator that makes it.
+
+        Args:
+            position: among the gradients of the step.
+            gradient: may share its storage with a tangent or with another gradient.
+        """
+        reached_by = self._captured.gradient_tangents[position]
+        if reached_by and reached_by.isdisjoint(self._used):
+            return  # eager makes no gradient from outputs that nobody used
+        index = self._captured.gradients[position]
+        storage = torch_compat.storage_key(gradient)
+        # Autograd may keep what it is given and add to it.
+        is_own = position not in self._in_buffer and storage not in self._kept
+        if position in self._direct:
+            leaf = self._values[index]
+            if leaf.grad is not None:
+                self.added.add(position)
+            elif is_own:
+                self._kept.add(storage)
+            arena.accumulate(leaf, gradient, is_own, self._captured.device)
+            return
+        if not is_own:
+            with arena.interrupted():
+                gradient = gradient.clone()
+        self._kept.add(torch_compat.storage_key(gradient))
+        self.by_placeholder[index] = gradient
