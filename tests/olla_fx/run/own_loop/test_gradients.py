@@ -1,0 +1,222 @@
+"""Gradients that the planned backward adds to ``.grad`` itself, and those that autograd must see."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from olla_fx.arena import record_events
+from olla_fx.eager.baseline import baseline_from_events
+from tests.olla_fx.harness import OwnLoop
+from tests.olla_fx.helpers import SmallNet, images, mlp, vectors
+from tests.olla_fx.run.own_loop.written import two_layers
+
+
+def wide() -> nn.Sequential:
+    """Return a network whose gradients outweigh its activations."""
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4))
+
+
+def accumulate(pair: OwnLoop, batches: list[tuple[torch.Tensor, ...]], *, update: bool = True) -> None:
+    """Run one backward a batch of both, and compare what has been added up after each."""
+    for batch in batches:
+        for loss in pair.losses(batch):
+            loss.backward()
+        pair.compare_gradients()
+    if update:
+        pair.update()
+
+
+def live_peaks(pair: OwnLoop, batch: tuple[torch.Tensor, ...]) -> tuple[int, int]:
+    """Return the live peak of a forward and backward beside the buffer, of eager and of the planned model."""
+    x, y = batch
+    peaks = []
+    for called, _, _ in pair.sides():
+        with record_events() as recording:
+            F.cross_entropy(called(x), y).backward()
+        served = pair.step.stats.counts.served if called is pair.step else 0
+        assert served or called is not pair.step
+        peaks.append(baseline_from_events(recording.events).live_peak_bytes)
+    return peaks[0], peaks[1]
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("when", ["before forward", "before backward", "after the update"])
+def test_accumulation_is_exact_wherever_gradients_are_cleared(when: str, set_to_none: bool):
+    pair = OwnLoop(SmallNet(), images(1)[0][0])
+    batches = images(3)
+    for _ in range(4):
+        for index, batch in enumerate(batches):
+            if index == 0 and when == "before forward":
+                for _, _, optimizer in pair.sides():
+                    optimizer.zero_grad(set_to_none=set_to_none)
+            losses = pair.losses(batch)
+            if index == 0 and when == "before backward":
+                for _, _, optimizer in pair.sides():
+                    optimizer.zero_grad(set_to_none=set_to_none)
+            for loss in losses:
+                loss.backward()
+            pair.compare_gradients()
+        pair.update()
+        if when == "after the update":
+            for _, _, optimizer in pair.sides():
+                optimizer.zero_grad(set_to_none=set_to_none)
+    pair.assert_served()
+
+
+def test_accumulating_holds_no_second_set_of_gradients():
+    batches = vectors(4, width=64, classes=4)
+    pair = OwnLoop(wide(), batches[0][0])
+    for _ in range(3):
+        pair.zero_grad()
+        accumulate(pair, batches)
+    pair.zero_grad()
+    accumulate(pair, batches[:3], update=False)
+    assert pair.step.plan.output_bytes < 1024, "gradients belong in the buffer"
+    eager, planned = live_peaks(pair, batches[3])
+    pair.compare_gradients()
+    assert planned <= eager
+
+
+def test_the_first_accumulation_holds_no_second_set_either():
+    batches = vectors(2, width=64, classes=4)
+    pair = OwnLoop(wide(), batches[0][0])
+    accumulate(pair, batches[:1], update=False)
+    gradients = sum(parameter.grad.nbytes for parameter in pair.model.parameters())
+    eager, planned = live_peaks(pair, batches[1])
+    pair.compare_gradients()
+    assert planned <= eager + pair.step.plan.buffer_bytes
+    assert planned < 2 * gradients
+
+
+def test_gradients_of_the_parameters_own_layout():
+    pair = OwnLoop(SmallNet().to(memory_format=torch.channels_last), images(1)[0][0])
+    for _ in range(3):
+        pair.zero_grad()
+        accumulate(pair, images(2))
+        for eager, planned in zip(pair.eager.parameters(), pair.model.parameters(), strict=True):
+            if eager.grad is not None:
+                assert eager.grad.stride() == planned.grad.stride()
+
+
+Watch = Callable[[nn.Parameter, list[torch.Tensor]], object]
+
+
+def watch_by_hook(parameter: nn.Parameter, seen: list[torch.Tensor]) -> object:
+    return parameter.register_hook(lambda gradient: seen.append(gradient.clone()))
+
+
+def scale_by_hook(parameter: nn.Parameter, seen: list[torch.Tensor]) -> object:
+    def scale(gradient: torch.Tensor) -> torch.Tensor:
+        seen.append(gradient.clone())
+        return gradient * 3
+
+    return parameter.register_hook(scale)
+
+
+def watch_the_sum(parameter: nn.Parameter, seen: list[torch.Tensor]) -> object:
+    return parameter.register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf.grad.clone()))
+
+
+def watch_the_node(parameter: nn.Parameter, seen: list[torch.Tensor]) -> object:
+    node = torch.autograd.graph.get_gradient_edge(parameter).node
+    node.register_hook(lambda _, gradients: seen.append(gradients[0].clone()))
+    return node
+
+
+@pytest.mark.parametrize("watch", [watch_by_hook, scale_by_hook, watch_the_sum, watch_the_node])
+def test_hooks_see_what_they_see_in_eager(watch: Watch):
+    pair = OwnLoop(mlp(), torch.ones(4, 6))
+    for _ in range(2):
+        pair.zero_grad()
+        accumulate(pair, vectors(2))
+    seen: list[list[torch.Tensor]] = []
+    handles = []
+    for _, model, _ in pair.sides():
+        seen.append([])
+        handles.append(watch(model[0].weight, seen[-1]))
+    accumulate(pair, vectors(3))
+    assert len(seen[0]) == len(seen[1]) == 3
+    assert all(map(torch.equal, *seen))
+
+
+def test_autograd_grad_leaves_grad_alone():
+    pair = OwnLoop(mlp(), torch.ones(4, 6))
+    accumulate(pair, vectors(3))
+    results = []
+    losses = pair.losses(vectors(1)[0])
+    for loss, (_, model, _) in zip(losses, pair.sides(), strict=True):
+        before = [parameter.grad.clone() for parameter in model.parameters()]
+        results.append(torch.autograd.grad(loss, list(model.parameters())))
+        assert all(map(torch.equal, before, [parameter.grad for parameter in model.parameters()]))
+    assert all(map(torch.equal, *results))
+
+
+def test_backward_for_chosen_inputs_reaches_these_alone():
+    pair = OwnLoop(mlp(), torch.ones(4, 6))
+    accumulate(pair, vectors(3))
+    pair.zero_grad()
+    for loss, (_, model, _) in zip(pair.losses(vectors(1)[0]), pair.sides(), strict=True):
+        loss.backward(inputs=[model[0].weight])
+        assert model[0].bias.grad is None
+    pair.compare_gradients()
+
+
+def test_a_parameter_that_the_loss_uses_too():
+    pair = OwnLoop(mlp(), torch.ones(4, 6))
+    for _ in range(4):
+        for loss, (_, model, _) in zip(pair.losses(vectors(1)[0]), pair.sides(), strict=True):
+            (loss + 0.1 * model[0].weight.square().sum()).backward()
+        pair.compare_gradients()
+
+
+def test_two_forwards_whose_losses_share_a_backward():
+    pair = OwnLoop(mlp(), torch.ones(4, 6))
+    first, second = vectors(2)
+    for _ in range(4):
+        for ours, theirs in zip(pair.losses(first), pair.losses(second), strict=True):
+            (ours + theirs).backward()
+        pair.compare_gradients()
+
+
+def test_losses_that_are_kept():
+    pair = OwnLoop(wide(), vectors(1, width=64)[0][0])
+    kept = []
+    for index in range(20):
+        losses = pair.losses(vectors(1, width=64)[0])
+        for loss in losses:
+            loss.backward()
+        kept.append(losses)
+        pair.compare_gradients()
+        in_buffer = pair.step.plan.output_bytes < 1024
+        assert in_buffer or index < 3 or index > 16
+    pair.assert_served()
+
+
+def test_a_retained_backward_accumulates():
+    pair = OwnLoop(mlp(), torch.ones(4, 6))
+    for _ in range(3):
+        losses = pair.losses(vectors(1)[0])
+        for loss in losses:
+            loss.backward(retain_graph=True)
+            loss.backward()
+        pair.compare_gradients()
+
+
+def test_an_output_that_is_not_used_leaves_its_gradients_alone():
+    model = two_layers(lambda self, x: (self.first(x), self.second(x)))
+    pair = OwnLoop(model, torch.ones(4, 6))
+    for _ in range(3):
+        for called, _, _ in pair.sides():
+            called(torch.ones(4, 6))[0].sum().backward()
+        pair.compare_gradients()
+        assert pair.model.second.weight.grad is None
+
+
+def test_frozen_and_unfrozen_between_backwards():
+    pair = OwnLoop(mlp(), torch.ones(4, 6))
+    for step in range(6):
+        pair.change(lambda model, step=step: model[0].requires_grad_(step % 2 == 0))
+        accumulate(pair, vectors(1), update=False)
