@@ -6,20 +6,21 @@
 
 Every case runs in up to four ways, each in a process of its own: in eager, in the caller's own loop around
 ``olla_fx.optimize(model, x)``, as a planned whole step, and by ``torch.compile(model, backend="olla_fx")``.
-Figures are MiB by which the process has grown over the *loaded model*: torch and olla_fx are imported, models,
-optimizers and inputs are made, and nothing has run. What planning itself needs and leaves is therefore growth.
+Figures are MiB by which the process has grown over the *loaded model*: torch and olla_fx are imported,
+models, optimizers and inputs are made, and nothing has run. What planning needs and leaves is growth, too.
 
 * *peak* is the most that the process ever had, *steady* what it has after the calls; for the first calls, in
   which a plan is made and settled, and for the later ones.
 * *live* is the most bytes alive at once in a step, recorded from the allocator after the measurement: eager's
-  requests; or planned buffers, and requests beside them. *reported* is what ``report()`` calls buffer and outputs.
-* *optimize* is the growth after ``optimize()``, before the first call; *loop* the seconds from there on, planning
-  included, and *step* those of a later call.
+  requests; or planned buffers, and the requests beside them. *reported* is what ``report()`` calls buffer and
+  outputs, of all planned modules together.
+* *optimize* is the growth at the return of ``optimize()``, before the first call. *loop* are the seconds of
+  planning and all calls, *step* those of a later call.
 
 There are two settings. ``returned``: the C library returns what is freed to the system at once
 (``MALLOC_MMAP_THRESHOLD_`` gives each larger block pages of its own, ``MALLOC_TRIM_THRESHOLD_`` cuts free
-pages off the heap's end, ``MALLOC_ARENA_MAX=1`` keeps one heap), so that growth is what is in use. ``kept``: as it
-comes; glibc moves these limits as it runs, and keeps much of what is freed. On CUDA they are
+pages off the heap's end, ``MALLOC_ARENA_MAX=1`` keeps one heap), so that growth is what is in use. ``kept``:
+as it comes; glibc moves these limits as it runs, and keeps much of what is freed. On CUDA they are
 ``max_memory_allocated`` and ``max_memory_reserved``.
 """
 
@@ -39,6 +40,7 @@ import torch
 from memory_cases.cases import CASES
 from memory_cases.measure import FIRST_CALLS, LATER_CALLS, WAYS, measure
 from processes import run_apart
+from stopwatch import load_search
 
 from olla_fx import arena
 
@@ -77,7 +79,10 @@ def main() -> int:
         )
         print(json.dumps(figures))
         return 0
-    arena.available(torch.device(options.device))  # compiled here, once, and not in what is measured
+    # Compiled here, once for the machine, and not in what is measured.
+    arena.available(torch.device(options.device))
+    if not options.quick:
+        load_search()
     rows: list[Row] = []
     for setting in options.settings:
         for case in options.cases or (QUICK_CASES if options.quick else CASES):

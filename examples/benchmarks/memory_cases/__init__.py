@@ -1,1 +1,1 @@
-"""The loops whose memory ``process_memory.py`` measures, and the measurement of one of them in one process."""
+"""The loops whose memory ``process_memory.py`` measures, and their measurement, one in a process."""

@@ -184,26 +184,24 @@ def named(name: str, batch: int, tokens: int = 16, micro_batches: int = 1) -> Lo
 def vit(layers: int, width: int, batch: int) -> Loop:
     """Return the training of a vision transformer."""
     model = import_torchvision().models.VisionTransformer(224, 16, layers, width // 64, width, 4 * width)
-    return training(
-        model, (torch.randn(batch, 3, 224, 224), torch.randint(1000, (batch,))), F.cross_entropy
-    )
+    return training(model, (torch.randn(batch, 3, 224, 224), torch.randint(1000, (batch,))), F.cross_entropy)
 
 
 CASES: dict[str, Callable[[], Loop]] = {
-    "24 checkpointed blocks": lambda: blocks(24, 256, 1280, 0.0),
-    "24 checkpointed blocks, dropout": lambda: blocks(24, 256, 1280, 0.1),
+    "24 checkpointed blocks": lambda: blocks(24, 256, 1360, 0.0),
+    "24 checkpointed blocks, dropout": lambda: blocks(24, 256, 1360, 0.1),
     "8 checkpointed blocks": lambda: blocks(8, 512, 4096, 0.0),
     "8 checkpointed blocks, dropout": lambda: blocks(8, 512, 4096, 0.1),
-    "three U-Nets in turn": lambda: in_turn([u_net(16, 2, 128) for _ in range(3)]),
-    "U-Net": lambda: u_net(32, 4, 128),
-    "small GPT": lambda: language(SmallGPT(6, 256, 128), 8, 128),
+    "three U-Nets in turn": lambda: in_turn([u_net(32, 4, 96) for _ in range(3)]),
+    "U-Net": lambda: u_net(32, 8, 128),
+    "small GPT": lambda: language(SmallGPT(6, 256, 128), 24, 128),
     "16 micro-batches": lambda: language(SmallGPT(4, 32, 16), 16, 16, pieces=16),
     "ResNet-18": lambda: named("torchvision:resnet18", 8),
     "ResNet-50": lambda: named("torchvision:resnet50", 4),
     "ViT-S": lambda: vit(12, 384, 4),
-    "GPT-2": lambda: named("transformers:gpt2-base", 2, 128),
+    "GPT-2": lambda: named("transformers:gpt2-base", 1, 128),
     "LSTM": lambda: language(Recurrent(256, 2), 16, 64),
-    "gradient accumulation": lambda: named("torchvision:resnet18", 16, micro_batches=4),
+    "gradient accumulation": lambda: named("torchvision:resnet18", 8, micro_batches=4),
     "GAN": lambda: gan(64, 32),
     "teacher and student": lambda: distillation(16, 112),
     "AdamW": lambda: language(SmallGPT(6, 256, 128), 8, 128, torch.optim.AdamW),

@@ -1,4 +1,4 @@
-"""Measures one case in one way in this process: the growth of the process, and what the allocator was asked for.
+"""Measures one case in one way in this process: the growth of the process, and the allocator's live bytes.
 
 On a CPU the process's memory is read as the kernel counts it: pages resident now from ``/proc/self/statm``,
 the most since the last reset from ``VmHWM``; writing 5 to ``/proc/self/clear_refs`` resets that. On CUDA
