@@ -27,12 +27,14 @@ class AllocationEvent:
         block: identifies the block: the number of earlier requests. Unlike an address, never used twice.
         size_bytes: exactly what was requested, also of a free.
         on_planning_thread: True if requested by the thread that started the recording.
+        served: True if the block came from a planned step's buffer, not from the stock allocator.
     """
 
     kind: EventKind
     block: int
     size_bytes: int
     on_planning_thread: bool
+    served: bool = False
 
 
 class EventRecording:
@@ -67,6 +69,8 @@ def record_events() -> Iterator[EventRecording]:
         recording.events = tuple(_event(*row) for row in native.stop_events())
 
 
-def _event(is_free: bool, block: int, size_bytes: int, on_planning_thread: bool) -> AllocationEvent:
+def _event(
+    is_free: bool, block: int, size_bytes: int, on_planning_thread: bool, served: bool
+) -> AllocationEvent:
     kind = EventKind.FREE if is_free else EventKind.ALLOC
-    return AllocationEvent(kind, block, size_bytes, on_planning_thread)
+    return AllocationEvent(kind, block, size_bytes, on_planning_thread, served)

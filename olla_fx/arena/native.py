@@ -89,7 +89,7 @@ class NativeModule(Protocol):
     def start_events(self) -> bool:
         """Record every thread's requests; return False if they are being recorded already."""
 
-    def stop_events(self) -> list[tuple[bool, int, int, bool]]:
+    def stop_events(self) -> list[tuple[bool, int, int, bool, bool]]:
         """End the recording; return for each event: is it a free, block, bytes, on the planning thread."""
 
 

@@ -210,7 +210,8 @@ inline py::list stop_events() {
   router->watchers.stop_events();
   py::list rows;
   for (const AllocationEvent& event : router->watchers.events.take_events()) {
-    rows.append(py::make_tuple(event.is_free, event.block, event.size_bytes, event.on_planning_thread));
+    rows.append(py::make_tuple(event.is_free, event.block, event.size_bytes, event.on_planning_thread,
+                               event.served));
   }
   return rows;
 }

@@ -107,6 +107,7 @@ struct AllocationEvent {
   size_t block;
   int64_t size_bytes;
   bool on_planning_thread;  // of the request, also in the event of its free
+  bool served;              // likewise: whether the block came from a buffer
 };
 
 // Every thread's requests and frees, as one stream.
@@ -120,7 +121,7 @@ class EventRecorder {
     const size_t block = births_.size();
     live_.add(address, block);
     births_.push_back(events_.size());
-    events_.push_back({false, block, size_bytes, on_planning_thread});
+    events_.push_back({false, block, size_bytes, on_planning_thread, served});
   }
 
   void freed(Address address) {
@@ -146,7 +147,7 @@ class EventRecorder {
   void end_life(Address address) {
     if (const std::optional<size_t> block = live_.take(address)) {
       const AllocationEvent birth = events_[births_[*block]];
-      events_.push_back({true, birth.block, birth.size_bytes, birth.on_planning_thread});
+      events_.push_back({true, birth.block, birth.size_bytes, birth.on_planning_thread, birth.served});
     }
   }
 

@@ -217,3 +217,18 @@ def test_events_cover_all_threads_and_ignore_older_blocks() -> None:
     assert [(event.kind.value, event.size_bytes) for event in others] == [("alloc", 200), ("free", 200)]
     assert len(sizes) == 5
     assert kept.numel() == 25
+
+
+def test_events_tell_served_blocks_from_the_stock_allocators() -> None:
+    arena = Arena(Buffer(1024), 1, [PlannedRequest(0, 0, 400, 0)])
+    with record_events() as recording, arena.region():
+        arena.begin_operator(0)
+        served = torch.empty(100)
+        beside = torch.empty(100)
+        del served, beside
+    assert [(event.kind.value, event.served) for event in recording.events] == [
+        ("alloc", True),
+        ("alloc", False),
+        ("free", True),
+        ("free", False),
+    ]
