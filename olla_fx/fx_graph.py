@@ -16,7 +16,6 @@ from olla_fx import torch_compat
 from olla_fx.errors import CaptureError
 from olla_fx.torch_compat import pytree, schema_of, storage_key
 
-
 IN_BACKWARD = "in_backward"
 """Key of ``node.meta``: True if eager's backward runs the node's operator."""
 

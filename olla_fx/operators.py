@@ -80,7 +80,10 @@ grouped_mm = _define(
     "grouped_mm", aten._grouped_mm.default, aten._grouped_mm.default, _fake_grouped_mm, "Tensor"
 )
 
-def _define_generator_operator(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+
+def _define_generator_operator(
+    name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]
+) -> Any:
     """Define an operator on the state of a generator; its tag keeps it in order among random draws."""
     _library.define(f"{name}{schema}", tags=(torch.Tag.nondeterministic_seeded,))  # type: ignore[no-untyped-call]
     _library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
@@ -108,7 +111,9 @@ _CPU_STATE_BYTES = torch.get_rng_state().numel()
 _CUDA_STATE_BYTES = 16
 """The seed and the offset."""
 
-random_state = _define_generator_operator("random_state", "(Device device) -> Tensor", _read_state, _fake_state)
+random_state = _define_generator_operator(
+    "random_state", "(Device device) -> Tensor", _read_state, _fake_state
+)
 set_random_state = _define_generator_operator(
     "set_random_state", "(Tensor state, Device device) -> ()", _set_state, lambda *_: None
 )

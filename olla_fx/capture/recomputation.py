@@ -4,10 +4,10 @@
 unless told not to (:func:`olla_fx.torch_compat.saved_tensor_hooks_in_traces`). The recomputation then
 stands in the graph. Its dropout would draw anew: a graph's operators draw from the generator in the order
 in which they run, whereas eager sets the generator back, and afterwards forward again. The graph does the
-same. Every random operator takes a number from the real generator while it is traced, which checkpointing does
-set back: if a number comes a second time, its operator belongs to a recomputation. The state of the
-generator from before the number's first draw, which the graph saves, is then set, unless the operator follows
-in the same row of numbers, and the operator draws again. States that no recomputation needs are dead code.
+same. Every random operator takes a number from the real generator while it is traced, which checkpointing
+does set back: if a number comes a second time, its operator belongs to a recomputation. The state of the
+generator from before the number's first draw, which the graph saves, is then set, unless the number before
+it came just now, and the operator draws again. States that no recomputation needs are dead code.
 
 A CUDA graph can neither read nor set a generator's state. In a step that is to be captured as one,
 recomputed draws return what forward drew, which is kept.

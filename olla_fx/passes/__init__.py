@@ -32,7 +32,7 @@ def run_passes(captured: CapturedStep) -> fx.GraphModule:
     drop_output_copies(graph)
     use_scalars_directly(graph, captured.inputs)
     drop_identities(graph)
-    drop_dead_copies(graph)
+    drop_dead_copies(graph, captured.outputs.results if captured.mode is Mode.AUTOGRAD else 0)
     reinplace_updates(graph)
     graph.eliminate_dead_code(_has_effect)
     graph_module.recompile()

@@ -85,7 +85,9 @@ def new_nodes_marked(marks: Mapping[str, Any]) -> Iterator[None]:
     graph = None if mode is None else mode.tracer.graph
     last = None if graph is None else next(iter(reversed(graph.nodes)), None)
     yield
-    for node in itertools.takewhile(lambda node: node is not last, () if graph is None else reversed(graph.nodes)):
+    for node in itertools.takewhile(
+        lambda node: node is not last, () if graph is None else reversed(graph.nodes)
+    ):
         node.meta.update(marks)
 
 
