@@ -113,8 +113,9 @@ class _Builder:
         self.before: set[tuple[int, int]] = set()
         self.number_sources: dict[fx.Node, frozenset[int]] = {}
         self.last_random: int | None = None
-        self.effects: list[int] = []
-        self.boundary_of: dict[int | None, int] = {}
+        self.tied: list[int] = []
+        self.boundary: int | None = None
+        self.outputs: set[int | None] = set()
 
     def add(self, node: fx.Node) -> None:
         if node.op in ("placeholder", "get_attr"):
@@ -142,18 +143,17 @@ class _Builder:
                 yield result
 
     def _add_boundary(self, node: fx.Node) -> None:
-        """Add an operator that reads the results: effects come before it, readers of tangents after."""
-        index = len(self.operators)
+        """Add an operator that reads the results: what the caller can notice stays on its side."""
+        index = self.boundary = len(self.operators)
         self.operators.append(node)
         self.results.append([])
-        self.before.update((effect, index) for effect in self.effects)
-        results, tangents = node.args
-        for result in pytree.tree_leaves(results):
+        self.before.update((operator, index) for operator in self.tied)
+        for result in pytree.tree_leaves(node.args[0]):
             for key in storages_of(result.meta.get("val")) if isinstance(result, fx.Node) else ():
                 if key is not None:
+                    self.outputs.add(key)
+                    self.before.update((user, index) for user in self.storages[key].users if user != index)
                     self._read(self.storages[key], index)
-        for tangent in pytree.tree_leaves(tangents):
-            self.boundary_of.update(dict.fromkeys(storages_of(tangent.meta.get("val")), index))
 
     def _numbers_of(self, node: fx.Node) -> frozenset[int]:
         """Return the operators whose Python numbers reach a node without passing through a tensor."""
@@ -184,19 +184,25 @@ class _Builder:
         for key in read - written:
             if key is not None:
                 self._read(self.storages[key], index)
-            if key in self.boundary_of:
-                self.before.add((self.boundary_of[key], index))
         for key in written:
             if key is not None:
                 self._write(self.storages[key], index)
-        if written or self._reads_static(read) or draws_random_numbers(node):
-            self.effects.append(index)
+        if self._is_the_callers(read) or draws_random_numbers(node):
+            self._tie(index)
         self._chain_random(node, index)
         self._add_results(node, index)
         self.number_sources[node] = frozenset({index})
 
-    def _reads_static(self, read: set[int | None]) -> bool:
-        return any(key is not None and self.storages[key].producer is None for key in read)
+    def _is_the_callers(self, keys: set[int | None]) -> bool:
+        """Return True if the caller holds one of some storages between forward and backward."""
+        static = any(key is not None and self.storages[key].producer is None for key in keys)
+        return static or not keys.isdisjoint(self.outputs)
+
+    def _tie(self, index: int) -> None:
+        """Keep an operator on its side of the forward/backward boundary."""
+        self.tied.append(index)
+        if self.boundary is not None:
+            self.before.add((self.boundary, index))
 
     def _read(self, storage: _Storage, index: int) -> None:
         storage.users.add(index)

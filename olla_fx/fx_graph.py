@@ -16,6 +16,12 @@ from olla_fx import torch_compat
 from olla_fx.errors import CaptureError
 from olla_fx.torch_compat import pytree, schema_of, storage_key
 
+IN_BACKWARD = "in_backward"
+"""Key of ``node.meta``: True if eager's backward runs the node's operator."""
+
+RECOMPUTED = "recomputed"
+"""Key of ``node.meta``: True if a checkpoint runs the operator again to get back what it did not save."""
+
 
 def storages_of(value: object) -> list[int | None]:
     """Return the storage of each flattened item of a node's value; None if it is no tensor."""
@@ -38,11 +44,17 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
 
 
 def draws_random_numbers(node: fx.Node) -> bool:
-    """Return True if an operator advances the random generator."""
-    return (
-        isinstance(node.target, torch_compat.OpOverload)
-        and torch.Tag.nondeterministic_seeded in node.target.tags
-    )
+    """Return True if an operator advances the random generator, or reads or sets its state."""
+    return isinstance(node.target, torch_compat.OpOverload) and may_draw(node.target)
+
+
+def may_draw(operator: torch_compat.OpOverload) -> bool:
+    """Return True if an operator may draw random numbers, or reads or sets the generator's state."""
+    return torch.Tag.nondeterministic_seeded in operator.tags and operator not in _NEVER_DRAW
+
+
+_NEVER_DRAW = frozenset({torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default})
+"""Operators that are tagged as random but refuse to drop anything."""
 
 
 def is_on(tensor: torch.Tensor, device: torch.device) -> bool:

@@ -7,7 +7,8 @@ though its fake form makes two: here they are one result.
 **Grouped products** (mixtures of experts). Their fake form has the checks of the CUDA kernel, which takes
 bfloat16 alone, and refuses what the CPU's kernel computes.
 
-All run the operators of ATen, so that the bits are eager's.
+These run the operators of ATen, so that the bits are eager's. Two more read and set the state of a device's
+random generator, by which a graph draws a second time what it drew before.
 """
 
 from __future__ import annotations
@@ -77,6 +78,44 @@ def _fake_grouped_mm(
 
 grouped_mm = _define(
     "grouped_mm", aten._grouped_mm.default, aten._grouped_mm.default, _fake_grouped_mm, "Tensor"
+)
+
+
+def _define_generator_operator(
+    name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]
+) -> Any:
+    """Define an operator on the state of a generator; its tag keeps it in order among random draws."""
+    _library.define(f"{name}{schema}", tags=(torch.Tag.nondeterministic_seeded,))  # type: ignore[no-untyped-call]
+    _library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"olla_fx::{name}", fake, lib=_library)
+    return getattr(torch.ops.olla_fx, name).default
+
+
+def _read_state(device: torch.device) -> torch.Tensor:
+    return torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
+
+
+def _fake_state(device: torch.device) -> torch.Tensor:
+    size = _CUDA_STATE_BYTES if device.type == "cuda" else _CPU_STATE_BYTES
+    return torch.empty(size, dtype=torch.uint8, device="cpu")
+
+
+def _set_state(state: torch.Tensor, device: torch.device) -> None:
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.cuda.set_rng_state(state, device)
+
+
+_CPU_STATE_BYTES = torch.get_rng_state().numel()
+_CUDA_STATE_BYTES = 16
+"""The seed and the offset."""
+
+random_state = _define_generator_operator(
+    "random_state", "(Device device) -> Tensor", _read_state, _fake_state
+)
+set_random_state = _define_generator_operator(
+    "set_random_state", "(Tensor state, Device device) -> ()", _set_state, lambda *_: None
 )
 
 UNDER_OWN_NAME = {aten._grouped_mm.default: grouped_mm}

@@ -9,7 +9,7 @@ together again.
 
 **oneDNN's LSTM**, which a graph cannot call as it is, becomes operators of :mod:`olla_fx.operators`.
 
-**Recomputed draws** give what they gave in forward (:mod:`olla_fx.capture.recomputation`).
+**Recomputed draws** draw what they drew in forward (:mod:`olla_fx.capture.recomputation`).
 
 **Values that depend on no input** are folded if Python reads them (:mod:`olla_fx.capture.constant_folding`).
 """
@@ -25,6 +25,7 @@ from olla_fx import operators, torch_compat
 from olla_fx.capture.constant_folding import ConstantFolding
 from olla_fx.capture.recomputation import Draws
 from olla_fx.errors import CaptureError
+from olla_fx.fx_graph import IN_BACKWARD, RECOMPUTED, may_draw
 from olla_fx.torch_compat import overload_name, schema_of
 
 aten = torch.ops.aten
@@ -36,20 +37,35 @@ class EagerNumerics(ConstantFolding):  # type: ignore[no-untyped-call]
 
     Attributes:
         draws: the random operators so far.
+        recomputed: the number of operators that checkpoints' recomputations ran.
+        in_backward: set to True while the backward of the step is traced; its nodes are marked.
     """
 
-    def __init__(self) -> None:
-        """Start without traced operators."""
+    def __init__(self, *, keeps_draws: bool) -> None:
+        """Start without traced operators.
+
+        Args:
+            keeps_draws: True if a checkpoint's recomputation takes what forward drew.
+        """
         super().__init__()
-        self.draws = Draws()
+        self.draws = Draws(keeps_results=keeps_draws)
+        self.recomputed = 0
+        self.in_backward = False
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Trace one operator."""
-        self.draws.count(operator)
+        """Trace one operator; mark what backward and recomputations add to the graph."""
+        is_recomputed = torch_compat.is_recomputing()
+        self.recomputed += is_recomputed and not operator.is_view
+        if not self.in_backward:
+            return self._run(operator, args, kwargs)
+        with torch_compat.new_nodes_marked({IN_BACKWARD: True, RECOMPUTED: is_recomputed}):
+            return self._run(operator, args, kwargs)
+
+    def _run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if operator is aten.bernoulli_.float and not args[0].is_contiguous():
             self.draws.draw(operator, (_in_order_of_memory(args[0]), *args[1:]), kwargs)
             return args[0]
-        if torch.Tag.nondeterministic_seeded in operator.tags:
+        if operator.namespace != "olla_fx" and may_draw(operator):
             return self.draws.draw(operator, args, kwargs)
         replacement = _REPLACEMENTS.get(operator)
         if replacement is not None:

@@ -81,7 +81,7 @@ class Tracing:
         self.differentiable: tuple[bool, ...] = ()
         self.gradients: tuple[int, ...] = ()
         self.aliases: Sequence[OutputAlias | None] = ()
-        self._mode = EagerNumerics()
+        self._mode = EagerNumerics(keeps_draws=request.options.cuda_graph)
         self._caches_casts = torch.is_autocast_cache_enabled()
         self.layout: OptimizerLayout | None = None
         self.state: dict[str, dict[str, torch.Tensor]] = {}
@@ -187,7 +187,9 @@ class Tracing:
     def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """Run the whole step on its tensors; return flat copies of its results."""
         with self._mode, torch_compat.saved_tensor_hooks_in_traces():
-            return self._step(flat)
+            results = self._step(flat)
+            self._mode.draws.end_recomputation()
+            return results
 
     def _step(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         held = self._with_gradients(flat)
@@ -302,14 +304,17 @@ class Tracing:
 
     @contextlib.contextmanager
     def _gradients_made(self) -> Iterator[None]:
-        """Turn autocast off for backward, which keeps to the types of forward and loss."""
+        """Mark what backward traces; turn autocast off, as it keeps to the types of forward and loss."""
+        self._mode.draws.end_recomputation()
+        self._mode.in_backward = True
         with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
             yield
+        self._mode.in_backward = False
 
     @property
     def recomputed(self) -> int:
         """The number of operators of checkpoints' recomputations that were traced."""
-        return self._mode.draws.recomputed
+        return self._mode.recomputed
 
     def _loss(self, outputs: Any, target: Any) -> torch.Tensor:
         if self.model_copy.loss_fn is None:

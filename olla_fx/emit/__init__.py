@@ -12,6 +12,7 @@ from olla_fx.capture import StepInput
 from olla_fx.dataflow import Dataflow
 from olla_fx.emit.codegen import generated_function
 from olla_fx.emit.graph import reordered_graphs
+from olla_fx.fx_graph import RECOMPUTED, storages_of
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.problem import Problem
 
@@ -25,7 +26,8 @@ class EmittedStep:
     Attributes:
         phases: the graph of each phase.
         functions: for each phase, the generated function that runs it.
-        placeholders_read: for each phase, the indices of the placeholders that it reads.
+        placeholders_read: for each phase, the indices of the placeholders that it reads, other than in
+            recomputations, which read what is there, as eager's do.
     """
 
     phases: tuple[fx.GraphModule, ...]
@@ -50,5 +52,16 @@ def emit(
 
 
 def _placeholders_read(phase: fx.GraphModule) -> frozenset[int]:
-    placeholders = phase.graph.find_nodes(op="placeholder")
-    return frozenset(position for position, node in enumerate(placeholders) if node.users)
+    readers = [node for node in phase.graph.nodes if "operator" in node.meta or node.op == "output"]
+    read = {
+        key
+        for reader in readers
+        if not reader.meta.get(RECOMPUTED)
+        for source in reader.all_input_nodes
+        for key in storages_of(source.meta.get("val"))
+    }
+    return frozenset(
+        position
+        for position, node in enumerate(phase.graph.find_nodes(op="placeholder"))
+        if not read.isdisjoint(set(storages_of(node.meta.get("val"))) - {None})
+    )

@@ -181,6 +181,7 @@ class _Phase:
             first = _first_line(self.target)
             with nullcontext() if first is None else self.target.inserting_before(first):
                 self._emitted[node] = self.target.call_method("pop", (self._kept,))
+            self._emitted[node].meta["val"] = node.meta.get("val")
         return self._emitted[node]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from olla_fx import operators
 from olla_fx.capture import CapturedStep, Mode
 from olla_fx.passes.boundary import mark_boundary
 from olla_fx.passes.cleanup import (
@@ -31,13 +32,14 @@ def run_passes(captured: CapturedStep) -> fx.GraphModule:
     drop_output_copies(graph)
     use_scalars_directly(graph, captured.inputs)
     drop_identities(graph)
-    drop_dead_copies(graph)
+    drop_dead_copies(graph, captured.outputs.results if captured.mode is Mode.AUTOGRAD else 0)
     reinplace_updates(graph)
     graph.eliminate_dead_code(_has_effect)
-    if captured.mode is Mode.AUTOGRAD:
-        mark_boundary(graph, captured.inputs, captured.outputs.results)
     graph_module.recompile()
     propagate_fake_tensors(graph_module, captured.inputs, captured.device)
+    if captured.mode is Mode.AUTOGRAD and mark_boundary(graph, captured.inputs, captured.outputs.results):
+        graph_module.recompile()
+        propagate_fake_tensors(graph_module, captured.inputs, captured.device)
     reinplace(graph)
     graph_module.recompile()
     propagate_fake_tensors(graph_module, captured.inputs, captured.device)
@@ -46,6 +48,8 @@ def run_passes(captured: CapturedStep) -> fx.GraphModule:
 
 def _has_effect(node: fx.Node) -> bool:
     """Return True if a node must stay even if nothing reads it, as one that writes to its arguments."""
+    if node.target is operators.random_state:
+        return False
     is_operator = isinstance(node.target, OpOverload)
     return (is_operator and schema_of(node.target).is_mutable) or node.is_impure()
 

@@ -1,10 +1,11 @@
 """Marks the end of forward and the start of backward in a graph that holds both.
 
 Between the two the caller has the outputs, computes a loss, and comes back with the outputs' *tangents*. A
-marker in the graph stands for that moment. Before it comes what the caller must find done: the
-outputs, updates of buffers, random draws, and whatever reads parameters or inputs directly without needing
-a tangent, for the caller may change those afterwards. Operators that only backward needs and that need no
-tangent (the mask of an activation, say) are free to run on either side, wherever memory is lower.
+marker in the graph stands for that moment. The caller may do anything meanwhile: change parameters, inputs
+or outputs, look at buffers, draw random numbers. So whatever reads or writes a tensor that the caller
+holds, and whatever draws, stays on the side on which eager runs it. This keeps recomputations of
+checkpointed activations in backward, where they save memory. All other operators are free to
+run on either side, as far as they need no tangent, wherever memory is lower: the mask of an activation, say.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from torch import fx
 
 from olla_fx.capture import Role, StepInput
 from olla_fx.fx_graph import (
+    IN_BACKWARD,
     ancestors,
-    base_of,
     descendants,
     draws_random_numbers,
     forward_backward_boundary,
@@ -28,24 +29,27 @@ from olla_fx.fx_graph import (
 from olla_fx.passes.reinplace_updates import aten
 
 
-def mark_boundary(graph: fx.Graph, inputs: tuple[StepInput, ...], results: int) -> None:
+def mark_boundary(graph: fx.Graph, inputs: tuple[StepInput, ...], results: int) -> bool:
     """Sort a graph into forward and backward and put the marker between them.
 
     Args:
-        graph: with fake values, its updates in place.
+        graph: propagated with fake tensors, its updates in place.
         inputs: of its placeholders.
         results: the number of its results that the caller gets at the boundary; gradients follow.
+
+    Returns:
+        True if tensors were copied, so that the graph's metadata is out of date.
     """
     placeholders = graph.find_nodes(op="placeholder")
     pairs = zip(placeholders, inputs, strict=True)
     tangents = [node for node, step_input in pairs if step_input.role is Role.TANGENT]
     outputs: list[object] = list(cast(Sequence[object], graph.output_node().args[0]))[:results]
-    forward = ancestors([output for output in outputs if isinstance(output, fx.Node)])
-    backward = descendants(tangents)
-    for node in graph.nodes:
-        if node not in backward and _belongs_to_forward(node):
-            forward |= ancestors([node])
-    _keep_old_values(graph, forward)
+    made = [output for output in outputs if isinstance(output, fx.Node)]
+    callers = {key for node in [*placeholders, *made] for key in storages_of(node.meta.get("val"))} - {None}
+    tied = [node for node in graph.nodes if _stays_on_its_side(node, callers)]
+    backward = descendants([*tangents, *(node for node in tied if node.meta.get(IN_BACKWARD))])
+    forward = ancestors([*made, *(node for node in tied if node not in backward)])
+    copied = _keep_old_values(graph, forward)
     first = next(node for node in graph.nodes if node.op != "placeholder")
     anchor = first.prev
     for node in [node for node in graph.nodes if node in forward and node.op != "placeholder"]:
@@ -53,18 +57,21 @@ def mark_boundary(graph: fx.Graph, inputs: tuple[StepInput, ...], results: int) 
         anchor = node
     with graph.inserting_after(anchor):
         graph.call_function(forward_backward_boundary, (tuple(cast(list[fx.Node], outputs)), tuple(tangents)))
+    return copied
 
 
-def _belongs_to_forward(node: fx.Node) -> bool:
+def _stays_on_its_side(node: fx.Node, callers: set[int | None]) -> bool:
+    """Return True if the caller could notice on which side of the boundary a node runs."""
     if node.op != "call_function" or is_free(node):
         return False
-    reads_inputs = any(base_of(source).op == "placeholder" for source in node.all_input_nodes)
-    return reads_inputs or draws_random_numbers(node) or bool(written_arguments(node))
+    touched = {key for source in node.all_input_nodes for key in storages_of(source.meta.get("val"))}
+    return not touched.isdisjoint(callers) or draws_random_numbers(node)
 
 
-def _keep_old_values(graph: fx.Graph, forward: set[fx.Node]) -> None:
+def _keep_old_values(graph: fx.Graph, forward: set[fx.Node]) -> bool:
     """Copy a tensor that forward updates if backward reads the value from before the update."""
     position = {node: index for index, node in enumerate(graph.nodes)}
+    copied = False
     written: dict[int, int] = {}
     for node in forward:
         for target in written_arguments(node):
@@ -82,3 +89,5 @@ def _keep_old_values(graph: fx.Graph, forward: set[fx.Node]) -> None:
                     kept.meta["val"] = source.meta["val"].clone()
                     forward.add(kept)
                     node.replace_input_with(source, kept)
+                    copied = True
+    return copied

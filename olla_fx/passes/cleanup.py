@@ -8,6 +8,7 @@ activation kept twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import fx
@@ -60,17 +61,26 @@ def use_scalars_directly(graph: fx.Graph, inputs: Sequence[StepInput]) -> None:
     graph.eliminate_dead_code()
 
 
-def drop_dead_copies(graph: fx.Graph) -> int:
+def drop_dead_copies(graph: fx.Graph, given_early: int = 0) -> int:
     """Replace a ``clone`` by its source if nothing can tell them apart.
 
     That is so if the source is no placeholder (those are written to), fills its storage in the same layout
     (or the copy would free a larger storage early), and the copy is not returned.
+
+    Args:
+        graph: propagated with fake tensors; changed.
+        given_early: the number of results that the caller gets, and may change, before backward: copies of
+            these stay.
 
     Returns:
         The number of copies that were dropped.
     """
     returned = {
         key for node in graph.output_node().all_input_nodes for key in storages_of(node.meta.get("val"))
+    }
+    results = cast(Sequence[object], graph.output_node().args[0])[:given_early]
+    given = {
+        key for node in results if isinstance(node, fx.Node) for key in storages_of(node.meta.get("val"))
     }
     static = {
         key
@@ -87,7 +97,7 @@ def drop_dead_copies(graph: fx.Graph) -> int:
         is_whole = copied.stride() == original.stride() and (
             copied.untyped_storage().nbytes() >= original.untyped_storage().nbytes()
         )
-        if is_whole and storage_key(copied) not in returned and storage_key(original) not in static:
+        if is_whole and storage_key(copied) not in returned and storage_key(original) not in static | given:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
             dropped += 1

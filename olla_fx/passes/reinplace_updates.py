@@ -12,7 +12,8 @@ stand before it in the graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import fx
@@ -130,26 +131,59 @@ def _views_of(node: fx.Node) -> list[fx.Node]:
 
 
 def _update_batch_norms(graph: fx.Graph, copies: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
-    """Let batch normalisations write their running statistics in place; return the statistics."""
+    """Let batch normalisations write their running statistics in place; return the statistics.
+
+    One that runs several times, as in a checkpoint and its recomputation, reads what the time before wrote.
+    """
+    position = {node: index for index, node in enumerate(graph.nodes)}
     updated: list[fx.Node] = []
-    for node in [node for node in graph.nodes if node.target in _BATCH_NORMS]:
-        in_place, results = _BATCH_NORMS[node.target]
-        statistics = [node.args[index] for index in _STATISTICS]
-        updates = [_result(node, index) for index in results]
-        if any(statistic not in copies for statistic in statistics):
+    for last in [node for node in graph.nodes if node.target in _BATCH_NORMS]:
+        results = _BATCH_NORMS[last.target][1]
+        updates = [_result(last, index) for index in results]
+        writes = [write for update in updates if update for write in update.users if write in copies.values()]
+        if len(writes) != len(updates) or any(
+            write.args[1] is not new for write, new in zip(writes, updates, strict=True)
+        ):
             continue
-        position = {other: index for index, other in enumerate(graph.nodes)}
-        writes = [copies[statistic] for statistic in statistics]
-        last = all(_last_reader(node, statistic, statistic, position) for statistic in statistics)
-        if last and all(write.args[1] is update for write, update in zip(writes, updates, strict=True)):
-            node.target = in_place
-            for statistic, write, update in zip(statistics, writes, updates, strict=True):
+        statistics = [cast(fx.Node, write.args[0]) for write in writes]
+        chain = _chain_of_batch_norms(last, statistics)
+        if chain and all(
+            _last_reader(node, cast(fx.Node, node.args[index]), statistic, position)
+            for node in chain
+            for index, statistic in zip(_STATISTICS, statistics, strict=True)
+        ):
+            for write in writes:
                 graph.erase_node(write)
-                if update is not None:
-                    update.replace_all_uses_with(statistic)
-                    graph.erase_node(update)
+            for node in chain:
+                _update_in_place(node, statistics)
             updated.extend(statistics)
     return updated
+
+
+def _chain_of_batch_norms(last: fx.Node, statistics: Sequence[fx.Node]) -> list[fx.Node]:
+    """Return the batch norms that statistics go through up to the last one's; empty if others change them."""
+    chain = [last]
+    while [chain[-1].args[index] for index in _STATISTICS] != list(statistics):
+        read = [cast(fx.Node, chain[-1].args[index]) for index in _STATISTICS]
+        before = read[0].args[0] if read[0].args else None
+        if not isinstance(before, fx.Node) or before.target is not last.target:
+            return []
+        if read != [_result(before, index) for index in _BATCH_NORMS[last.target][1]]:
+            return []
+        chain.append(before)
+    return chain
+
+
+def _update_in_place(node: fx.Node, statistics: Sequence[fx.Node]) -> None:
+    """Let a batch norm write into its statistics."""
+    in_place, results = _BATCH_NORMS[node.target]
+    updates = [_result(node, index) for index in results]
+    node.target = in_place
+    for index, statistic, update in zip(_STATISTICS, statistics, updates, strict=True):
+        node.update_arg(index, statistic)
+        if update is not None:
+            update.replace_all_uses_with(statistic)
+            node.graph.erase_node(update)
 
 
 def _result(node: fx.Node, index: int) -> fx.Node | None:

@@ -67,7 +67,6 @@ class Pass:
         answer, kept = run.run_phase(0, [*self._values, *tangents], last=False)
         self._kept = list(kept)
         results = [output.detach() for output in answer]
-        # Also an update in place whose result backward reads lies in the caller's memory.
         tensors = [value for value in self._kept if isinstance(value, torch.Tensor)]
         kept_storages = set(torch_compat.storage_keys(tensors))
         self._versions = [
@@ -75,11 +74,7 @@ class Pass:
             for output in answer
             if torch_compat.storage_key(output) in kept_storages
         ]
-        written = tuple(self._captured.written)
-        storages = torch_compat.storage_keys([self._values[index] for index in written])
-        read = run.step.emitted.placeholders_read[1].union(
-            index for index, storage in zip(written, storages, strict=True) if storage in kept_storages
-        )
+        read = run.step.emitted.placeholders_read[1]
         inputs, values = self._captured.inputs, self._values
         self._versions += [
             (values[index], version_of(values[index]), inputs[index])
@@ -124,7 +119,10 @@ class Pass:
             for tangent, stride in zip(tangents, planned, strict=True)
         )
         self._note_backward(strides, frozenset(gradients.added))
-        if not again:
+        if again:
+            # A recomputation may have updated buffers.
+            self._versions = [(tensor, version_of(tensor), source) for tensor, _, source in self._versions]
+        else:
             self.drop()
         return [gradients.by_placeholder.get(index) for index in self.wanted]
 

@@ -43,9 +43,9 @@ from olla_fx.torch_compat.state import (
     backward_number,
     below_autograd,
     graph_is_kept,
-    in_backward,
     is_batched,
     is_observed,
+    is_recomputing,
     is_transformed,
     kernel_settings,
     real_random_number,
@@ -66,7 +66,7 @@ from olla_fx.torch_compat.tensors import (
     tensors_fit,
     version_of,
 )
-from olla_fx.torch_compat.tracing import trace_functional
+from olla_fx.torch_compat.tracing import new_nodes_marked, trace_functional
 from olla_fx.torch_compat.versions import (
     NEWEST_TESTED,
     OLDEST_TESTED,
@@ -96,16 +96,17 @@ __all__ = [
     "direct_call",
     "graph_is_kept",
     "has_optimizer_pre_hooks",
-    "in_backward",
     "in_different_storages",
     "initialize_optimizer_state",
     "is_batched",
     "is_erased",
     "is_observed",
+    "is_recomputing",
     "is_transformed",
     "kernel_settings",
     "module_hooks",
     "new_fake_mode",
+    "new_nodes_marked",
     "not_compiled",
     "note_optimizer_stepped",
     "optimizer_step_function",

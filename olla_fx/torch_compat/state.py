@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 from torch.utils import _python_dispatch
+from torch.utils import checkpoint as _checkpoint
 
 
 def below_autograd() -> contextlib.AbstractContextManager[None]:
@@ -47,9 +48,11 @@ def is_batched(tensor: torch.Tensor) -> bool:
     return bool(functorch.is_legacy_batchedtensor(tensor) or functorch.is_batchedtensor(tensor))
 
 
-def in_backward() -> bool:
-    """Return True if autograd's engine is running on this thread."""
-    return backward_number() != -1
+def is_recomputing() -> bool:
+    """Return True if a checkpoint runs its function a second time, to get back what it did not save."""
+    with without_saved_tensor_hooks() as hooks:
+        prefix = f"{_checkpoint._recomputation_hook.__qualname__}."
+        return any(unpack.__qualname__.startswith(prefix) for _, unpack in hooks)
 
 
 def backward_number() -> int:
@@ -68,15 +71,15 @@ def saves_tensors_through_hooks() -> bool:
 
 
 @contextlib.contextmanager
-def without_saved_tensor_hooks() -> Iterator[None]:
-    """Switch the caller's saved-tensor hooks off."""
+def without_saved_tensor_hooks() -> Iterator[list[tuple[Any, Any]]]:
+    """Switch the caller's saved-tensor hooks off; yields them, the innermost first."""
     autograd: Any = torch._C._autograd
-    hooks = []
+    hooks: list[tuple[Any, Any]] = []
     while (hook := autograd._top_saved_tensors_default_hooks(True)) is not None:
         hooks.append(hook)
         autograd._pop_saved_tensors_default_hooks()
     try:
-        yield
+        yield hooks
     finally:
         for pack, unpack in reversed(hooks):
             autograd._push_saved_tensors_default_hooks(pack, unpack)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._functorch import aot_autograd as _aot_autograd
 from torch._functorch._aot_autograd import graph_compile as _graph_compile
+from torch.fx.experimental import proxy_tensor as _proxy_tensor
 from torch.nn.modules import activation as _activation
+from torch.utils import checkpoint as _checkpoint
 
 from olla_fx.torch_compat.composite import composite_operators_as_in_eager
 from olla_fx.torch_compat.patches import PATCHING
@@ -53,6 +56,7 @@ def trace_functional(
         _scalars_left_as_python_numbers(),
         composite_operators_as_in_eager(),
         _fused_inference_layers(),
+        _selective_checkpoints_as_in_eager(),
     ):
         traced(*arguments)
     return graphs[0]
@@ -72,6 +76,34 @@ def _scalars_left_as_python_numbers() -> Iterator[None]:
             yield
         finally:
             setattr(_graph_compile, _TENSORIFY, original)
+
+
+@contextlib.contextmanager
+def new_nodes_marked(marks: Mapping[str, Any]) -> Iterator[None]:
+    """Put marks into the ``meta`` of every node that is traced meanwhile."""
+    mode = _proxy_tensor.get_proxy_mode()
+    graph = None if mode is None else mode.tracer.graph
+    last = None if graph is None else next(iter(reversed(graph.nodes)), None)
+    yield
+    for node in itertools.takewhile(
+        lambda node: node is not last, () if graph is None else reversed(graph.nodes)
+    ):
+        node.meta.update(marks)
+
+
+@contextlib.contextmanager
+def _selective_checkpoints_as_in_eager() -> Iterator[None]:
+    """Let checkpoints that save some results recompute the others, as in eager.
+
+    Under a tracer they save all, and leave it to the partitioner of ``torch.compile`` what to recompute.
+    """
+    with PATCHING:
+        original = _checkpoint._is_compiling
+        _checkpoint._is_compiling = lambda *_: False
+        try:
+            yield
+        finally:
+            _checkpoint._is_compiling = original
 
 
 @contextlib.contextmanager
