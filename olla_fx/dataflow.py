@@ -23,6 +23,7 @@ from olla_fx.alignment import alignment_of, rounded
 from olla_fx.errors import CaptureError
 from olla_fx.fx_graph import (
     draws_random_numbers,
+    end_of_backward,
     forward_backward_boundary,
     is_free,
     is_on,
@@ -31,6 +32,21 @@ from olla_fx.fx_graph import (
 )
 from olla_fx.torch_compat import pytree, storage_key
 from olla_solvers.problem import Array, ArrayKind, Operator, Problem
+
+
+@dataclass(frozen=True)
+class GradientsInBuffer:
+    """Positions of the gradients of a step in the caller's own loop that are made in the buffer.
+
+    All others are allocated outside and handed to the caller.
+
+    Attributes:
+        kept: become ``.grad`` there: they are alive until the backward ends.
+        added: are added to a ``.grad`` that is outside as soon as they are made.
+    """
+
+    kept: frozenset[int] = frozenset()
+    added: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -46,8 +62,7 @@ class Dataflow:
         storage_bytes: each array's size before rounding.
         alignment_bytes: sizes are rounded up to multiples of it.
         device: the device that the graph runs on.
-        accumulated: of the gradients that a step in the caller's own loop returns, the positions of those
-            that are added to ``.grad`` as soon as they are made, and so are in the buffer.
+        gradients: those that are made in the buffer.
     """
 
     graph_module: fx.GraphModule
@@ -57,11 +72,11 @@ class Dataflow:
     storage_bytes: tuple[int, ...]
     alignment_bytes: int
     device: torch.device
-    accumulated: frozenset[int] = frozenset()
+    gradients: GradientsInBuffer
 
 
 def build_dataflow(
-    graph_module: fx.GraphModule, device: torch.device, accumulated: frozenset[int] = frozenset()
+    graph_module: fx.GraphModule, device: torch.device, gradients: GradientsInBuffer | None = None
 ) -> Dataflow:
     """Read operators, arrays and hazards off a graph.
 
@@ -69,7 +84,7 @@ def build_dataflow(
         graph_module: propagated with fake tensors
             (:func:`olla_fx.passes.propagate.propagate_fake_tensors`).
         device: sizes are rounded up to its alignment.
-        accumulated: see :class:`Dataflow`.
+        gradients: those to make in the buffer; None for none.
 
     Returns:
         The problem, and which node and result each of its items is.
@@ -77,7 +92,7 @@ def build_dataflow(
     Raises:
         CaptureError: if the graph holds a construct whose memory is unknown.
     """
-    builder = _Builder(graph_module, device, accumulated)
+    builder = _Builder(graph_module, device, gradients or GradientsInBuffer())
     for node in graph_module.graph.nodes:
         builder.add(node)
     return builder.finish()
@@ -101,11 +116,11 @@ class _Builder:
     """Walks a graph once, in captured order."""
 
     def __init__(
-        self, graph_module: fx.GraphModule, device: torch.device, accumulated: frozenset[int]
+        self, graph_module: fx.GraphModule, device: torch.device, gradients: GradientsInBuffer
     ) -> None:
         self.graph_module = graph_module
         self.device = device
-        self.accumulated = accumulated
+        self.gradients = gradients
         self.alignment_bytes = alignment_of(device)
         self.operators: list[fx.Node] = []
         self.results: list[list[int | None]] = []
@@ -128,19 +143,39 @@ class _Builder:
                         self.storages[returned].is_output = True
         elif node.target is forward_backward_boundary:
             self._add_boundary(node)
+        elif node.target is end_of_backward:
+            self._add_end(node)
         elif is_free(node):
             self.number_sources[node] = self._numbers_of(node)
         else:
             self._add_operator(node)
 
     def _returned(self, output: fx.Node) -> Iterator[fx.Node]:
-        """Yield the results that the caller gets; gradients follow those that the boundary has."""
+        """Yield the results that are allocated outside; gradients follow those that the boundary has."""
         results = cast(Sequence[object], output.args[0])
         boundary = next((node for node in self.operators if node.target is forward_backward_boundary), None)
         before = 0 if boundary is None else len(cast(Sequence[object], boundary.args[0]))
+        in_buffer = self.gradients.kept | self.gradients.added
         for index, result in enumerate(results):
-            if isinstance(result, fx.Node) and index - before not in self.accumulated:
+            if isinstance(result, fx.Node) and index - before not in in_buffer:
                 yield result
+
+    def _add_end(self, node: fx.Node) -> None:
+        """Add an operator that reads the gradients that are kept, after all others."""
+        index = len(self.operators)
+        waited_for = {source for source, _ in self.before}
+        waited_for |= {
+            storage.producer
+            for storage in self.storages.values()
+            if storage.producer is not None and storage.users - {storage.producer}
+        }
+        self.before.update((operator, index) for operator in range(index) if operator not in waited_for)
+        self.operators.append(node)
+        self.results.append([])
+        for position, gradient in enumerate(cast(Sequence[fx.Node], node.args[0])):
+            for key in storages_of(gradient.meta.get("val")) if position in self.gradients.kept else ():
+                if key is not None:
+                    self._read(self.storages[key], index)
 
     def _add_boundary(self, node: fx.Node) -> None:
         """Add an operator that reads the results: what the caller can notice stays on its side."""
@@ -256,7 +291,7 @@ class _Builder:
             tuple(storage.size_bytes for storage in self.storages.values()),
             self.alignment_bytes,
             self.device,
-            self.accumulated,
+            self.gradients,
         )
 
 

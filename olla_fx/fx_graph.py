@@ -69,6 +69,13 @@ def forward_backward_boundary(results: Sequence[object], tangents: Sequence[obje
     """
 
 
+def end_of_backward(gradients: Sequence[object]) -> None:
+    """Mark where all gradients are there; see :func:`forward_backward_boundary`."""
+
+
+_MARKERS = frozenset({forward_backward_boundary, end_of_backward})
+
+
 def is_free(node: fx.Node) -> bool:
     """Return True if a node takes no memory and no time: a view, ``getitem``, arithmetic on Python numbers.
 
@@ -77,7 +84,7 @@ def is_free(node: fx.Node) -> bool:
     """
     if node.op in ("placeholder", "get_attr", "output") or node.target is operator.getitem:
         return True
-    if node.target is forward_backward_boundary:
+    if node.target in _MARKERS:
         return False
     tensors = [key for key in storages_of(node.meta.get("val")) if key is not None]
     if not isinstance(node.target, torch_compat.OpOverload):

@@ -21,7 +21,7 @@ from torch.fx.node import Argument
 
 from olla_fx.capture import Role, StepInput
 from olla_fx.dataflow import Dataflow
-from olla_fx.fx_graph import base_of, forward_backward_boundary, free_nodes_before
+from olla_fx.fx_graph import base_of, end_of_backward, forward_backward_boundary, free_nodes_before
 from olla_fx.torch_compat import pytree
 from olla_solvers.analysis import lifetimes
 from olla_solvers.plan import MemoryPlan
@@ -77,6 +77,8 @@ def reordered_graphs(
         if node is boundary:
             phase = _Phase(source, inputs, dataflow.operators, phase)
             phases.append(phase)
+            continue
+        if node.target is end_of_backward:
             continue
         phase.add(node, timestep, begin_operator)
         for position, gradient in gradients.pop(node, ()) if len(phases) > 1 else ():

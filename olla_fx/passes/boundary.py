@@ -1,4 +1,4 @@
-"""Marks the end of forward and the start of backward in a graph that holds both.
+"""Marks the end of forward, the start of backward and its end in a graph that holds both.
 
 Between the two the caller has the outputs, computes a loss, and comes back with the outputs' *tangents*. A
 marker in the graph stands for that moment. The caller may do anything meanwhile: change parameters, inputs
@@ -21,6 +21,7 @@ from olla_fx.fx_graph import (
     ancestors,
     descendants,
     draws_random_numbers,
+    end_of_backward,
     forward_backward_boundary,
     is_free,
     storages_of,
@@ -30,7 +31,7 @@ from olla_fx.passes.reinplace_updates import aten
 
 
 def mark_boundary(graph: fx.Graph, inputs: tuple[StepInput, ...], results: int) -> bool:
-    """Sort a graph into forward and backward and put the marker between them.
+    """Sort a graph into forward and backward, put the marker between them, and another one at the end.
 
     Args:
         graph: propagated with fake tensors, its updates in place.
@@ -43,7 +44,8 @@ def mark_boundary(graph: fx.Graph, inputs: tuple[StepInput, ...], results: int) 
     placeholders = graph.find_nodes(op="placeholder")
     pairs = zip(placeholders, inputs, strict=True)
     tangents = [node for node, step_input in pairs if step_input.role is Role.TANGENT]
-    outputs: list[object] = list(cast(Sequence[object], graph.output_node().args[0]))[:results]
+    returned = list(cast(Sequence[fx.Node], graph.output_node().args[0]))
+    outputs: list[object] = list(returned[:results])
     made = [output for output in outputs if isinstance(output, fx.Node)]
     callers = {key for node in [*placeholders, *made] for key in storages_of(node.meta.get("val"))} - {None}
     tied = [node for node in graph.nodes if _stays_on_its_side(node, callers)]
@@ -57,6 +59,8 @@ def mark_boundary(graph: fx.Graph, inputs: tuple[StepInput, ...], results: int) 
         anchor = node
     with graph.inserting_after(anchor):
         graph.call_function(forward_backward_boundary, (tuple(cast(list[fx.Node], outputs)), tuple(tangents)))
+    with graph.inserting_before(graph.output_node()):
+        graph.call_function(end_of_backward, (tuple(returned[results:]),))
     return copied
 
 

@@ -18,6 +18,7 @@ import torch
 
 from olla_fx import torch_compat
 from olla_fx.capture import StepInput
+from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.errors import BackwardError
 from olla_fx.run.copies import copies_of
 from olla_fx.run.executor import Run
@@ -25,8 +26,8 @@ from olla_fx.run.gradients import GradientEdges, Gradients
 from olla_fx.run.plan_cache import Strides
 from olla_fx.torch_compat import version_of
 
-NoteBackward = Callable[[Strides, frozenset[int]], None]
-"""Told by a backward the tangents' element strides, and which gradients were added to a ``.grad`` at once."""
+NoteBackward = Callable[[Strides, GradientsInBuffer], None]
+"""Told by a backward the tangents' element strides, and which gradients could have been in the buffer."""
 
 
 class Pass:
@@ -106,9 +107,10 @@ class Pass:
             tangents = [None if tangent is None else _resolved(tangent) for tangent in tangents]
             kept = copies_of(self._kept) if again else self._kept
             fitting = [self._fitting(index, tangent) for index, tangent in enumerate(tangents)]
-            gradients = Gradients(self._captured, self._values, tangents, run.step.dataflow.accumulated)
+            gradients = Gradients(self._captured, self._values, tangents, run.step.dataflow.gradients)
             if not creates_graph:
                 gradients.accumulate_directly()
+            run.gradients = gradients.suited_to_buffer()
             run.run_phase(1, [*self._values, *fitting, kept, gradients], last=not again)
         except BaseException:
             self.drop()
@@ -118,7 +120,7 @@ class Pass:
             stride if tangent is None else tangent.stride()
             for tangent, stride in zip(tangents, planned, strict=True)
         )
-        self._note_backward(strides, frozenset(gradients.added))
+        self._note_backward(strides, run.gradients)
         if again:
             # A recomputation may have updated buffers.
             self._versions = [(tensor, version_of(tensor), source) for tensor, _, source in self._versions]

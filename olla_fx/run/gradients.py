@@ -18,6 +18,7 @@ import torch
 
 from olla_fx import arena, torch_compat
 from olla_fx.capture import CapturedStep
+from olla_fx.dataflow import GradientsInBuffer
 
 MOST_PAST = 16
 """Graphs of earlier backwards that the caller keeps and that are looked through."""
@@ -63,7 +64,7 @@ class Gradients:
 
     Attributes:
         by_placeholder: those for autograd, no two in one storage, by the index of their placeholder.
-        added: positions of those that were added to a ``.grad`` that was there.
+        direct: positions of those that are not for autograd.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Gradients:
         captured: CapturedStep,
         values: Sequence[Any],
         tangents: Sequence[torch.Tensor | None],
-        in_buffer: frozenset[int],
+        in_buffer: GradientsInBuffer,
     ) -> None:
         """Take nothing yet.
 
@@ -79,16 +80,15 @@ class Gradients:
             captured: the step.
             values: of its placeholders before the tangents.
             tangents: that backward was given; None for outputs that were not used.
-            in_buffer: positions of the gradients whose memory is used again at once.
+            in_buffer: the gradients that the plan has in the buffer.
         """
         self._captured = captured
         self._values = values
         self._in_buffer = in_buffer
         self._used = {index for index, tangent in enumerate(tangents) if tangent is not None}
         self._kept = set(torch_compat.storage_keys([tangent for tangent in tangents if tangent is not None]))
-        self._direct: frozenset[int] = frozenset()
+        self.direct: frozenset[int] = frozenset()
         self.by_placeholder: dict[int, torch.Tensor] = {}
-        self.added: set[int] = set()
 
     def accumulate_directly(self) -> None:
         """Add to ``.grad`` at once if autograd would add this gradient alone, with no hook that sees it."""
@@ -96,11 +96,25 @@ class Gradients:
         if past is None:
             return
         device = self._captured.device
-        self._direct = frozenset(
+        self.direct = frozenset(
             position
             for position, index in enumerate(self._captured.gradients)
             if arena.accumulates_alone(self._values[index], 1 + past.get(id(self._values[index]), 0), device)
         )
+
+    def suited_to_buffer(self) -> GradientsInBuffer:
+        """Return which gradients a plan for such a backward has in the buffer; ask before it."""
+        kept = frozenset(
+            position
+            for position in self.direct
+            if self._is_made(position) and self._values[self._captured.gradients[position]].grad is None
+        )
+        return GradientsInBuffer(kept, self.direct - kept)
+
+    def _is_made(self, position: int) -> bool:
+        """Return True unless the gradient is of outputs that nobody used: eager makes none."""
+        reached_by = self._captured.gradient_tangents[position]
+        return not reached_by or not reached_by.isdisjoint(self._used)
 
     def take(self, position: int, gradient: torch.Tensor) -> None:
         """Take a gradient; emitted code calls this right after the operator that makes it.
@@ -109,22 +123,19 @@ class Gradients:
             position: among the gradients of the step.
             gradient: may share its storage with a tangent or with another gradient.
         """
-        reached_by = self._captured.gradient_tangents[position]
-        if reached_by and reached_by.isdisjoint(self._used):
-            return  # eager makes no gradient from outputs that nobody used
+        if not self._is_made(position):
+            return
         index = self._captured.gradients[position]
         storage = torch_compat.storage_key(gradient)
         # Autograd may keep what it is given and add to it.
-        is_own = position not in self._in_buffer and storage not in self._kept
-        if position in self._direct:
+        is_own = position not in self._in_buffer.added and storage not in self._kept
+        if position in self.direct:
             leaf = self._values[index]
-            if leaf.grad is not None:
-                self.added.add(position)
-            elif is_own:
+            if leaf.grad is None and is_own:
                 self._kept.add(storage)
             arena.accumulate(leaf, gradient, is_own, self._captured.device)
             return
-        if not is_own:
+        if not is_own or position in self._in_buffer.kept:
             with arena.interrupted():
                 gradient = gradient.clone()
         self._kept.add(torch_compat.storage_key(gradient))

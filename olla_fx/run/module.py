@@ -24,6 +24,7 @@ from olla_fx.capture import CapturedStep, Mode, StepRequest, TensorSpec
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.eager import eager_baseline
 from olla_fx.compile import CompileRequest, compile_step
+from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.errors import StepModeError
 from olla_fx.guards import Prologue
 from olla_fx.plan import Plan
@@ -198,9 +199,9 @@ class PlannedModule(nn.Module):
     ) -> Any:
         plans = self._plans
 
-        def note_backward(strides: Strides, added: frozenset[int]) -> None:
+        def note_backward(strides: Strides, suited: GradientsInBuffer) -> None:
             plans.note_gradient_strides(planned, strides)
-            planned.added[sees_gradients] = added
+            planned.suited[sees_gradients] = suited
 
         run = executor.start(self._lease())
         running = Pass(run, values, note_backward)

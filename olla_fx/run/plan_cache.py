@@ -6,21 +6,25 @@ until there are too many and the one that was not used for longest goes.
 
 In the caller's own loop nobody knows before a backward in which memory layout the loss hands gradients in,
 and the order of a sum's terms, with it the last bit, depends on that. A forward is planned for the layouts
-that the last backward of its kind received. So are gradients that are added to a
-``.grad``: a ``zero_grad`` between forward and backward may take away what the forward saw.
+that the last backward of its kind received. Likewise nobody knows before a backward which gradients autograd
+leaves to it, and whether they come to an old ``.grad``: a loop may clear them before the forward or after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.guards import Mismatch, Prologue
 from olla_fx.run.cuda_graph import GraphedStep
 from olla_fx.run.executor import Executor
+
+MOST_EXECUTORS = 4
+"""Plans of one captured step that differ in the gradients that are made in the buffer."""
 
 Strides = tuple[tuple[int, ...], ...]
 """Element strides of the gradients that come back to a step's outputs, in order."""
@@ -37,9 +41,11 @@ class CachedPlan:
         prologue: gathers its inputs, and tells if it still fits the model.
         example: the inputs that it was planned for, their tensors as specs.
         graphed: launches it as CUDA graphs, if it is to be.
-        added: for a forward that saw a ``.grad``, and for one that saw none, the positions of the gradients
-            that the last backward after such a one added to ``.grad``.
-        executors: run it for sets of such positions.
+        executors: run it for the gradients that are made in the buffer.
+        suited: the gradients that suited the buffer at the last backward, after a forward that saw a ``.grad``
+            and after one that saw none.
+        saw_gradients: True if the last forward saw a ``.grad``; None before the first.
+        clears_gradients: False if gradients were still there at the forward after they were made.
     """
 
     key: Hashable
@@ -48,24 +54,35 @@ class CachedPlan:
     prologue: Prologue
     example: Any
     graphed: GraphedStep | None
-    added: dict[bool, frozenset[int]] = field(default_factory=dict)
-    executors: dict[frozenset[int], Executor] = field(default_factory=dict)
+    executors: dict[GradientsInBuffer, Executor] = field(default_factory=dict)
+    suited: dict[bool, GradientsInBuffer] = field(default_factory=dict)
+    saw_gradients: bool | None = None
+    clears_gradients: bool = True
 
     def choose_executor(self, sees_gradients: bool) -> None:
-        """Plan for the gradients that are to be added to a ``.grad``, as far as that can be foretold.
+        """Choose by what earlier backwards of such a forward did, or plan for it.
 
-        Their memory is used again at once. The order is the plan's own, so that this is quick, and the
-        operators' workspaces are known.
+        A new ``.grad`` is in the buffer if the loop clears it before the next forward, which needs the
+        room. What is added to an old one is gone at once. The operators are the same for all of
+        these plans and their workspaces known, so that planning is quick.
 
         Args:
             sees_gradients: True if a parameter has a ``.grad`` before the forward.
         """
-        nothing: frozenset[int] = frozenset()
-        wanted = self.added.get(sees_gradients, nothing)
-        base = self.executors.setdefault(nothing, self.executor)
-        if wanted not in self.executors and base.is_settled:
-            self.executors = {nothing: base, wanted: base.accumulating(wanted)}
-        self.executor = self.executors.get(wanted, base)
+        if self.saw_gradients is False:
+            self.clears_gradients = not sees_gradients
+        self.saw_gradients = sees_gradients
+        if not self.executor.is_settled:
+            return
+        self.executors.setdefault(self.executor.step.dataflow.gradients, self.executor)
+        wanted = self.suited.get(sees_gradients, self.executor.step.dataflow.gradients)
+        if not self.clears_gradients:
+            wanted = replace(wanted, kept=frozenset())
+        if wanted not in self.executors:
+            if len(self.executors) >= MOST_EXECUTORS:
+                self.executors = {}
+            self.executors[wanted] = self.executor.planned_for(wanted)
+        self.executor = self.executors[wanted]
 
 
 class PlanCache:
