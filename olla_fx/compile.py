@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from olla_fx import arena, disk_cache, torch_compat
 from olla_fx.arena import Binding
-from olla_fx.capture import CapturedStep, StepRequest, capture
-from olla_fx.dataflow import Dataflow, build_dataflow
+from olla_fx.capture import CapturedStep, Role, StepRequest, capture
+from olla_fx.dataflow import Dataflow, GradientsInBuffer, build_dataflow
 from olla_fx.emit import EmittedStep, emit
 from olla_fx.passes import run_passes
 from olla_fx.plan import Plan
@@ -77,7 +77,7 @@ def compile_step(request: CompileRequest) -> CompiledStep:
         with _timed("passes", seconds):
             graph_module = run_passes(captured)
         with _timed("dataflow", seconds):
-            dataflow = build_dataflow(graph_module, captured.device)
+            dataflow = build_dataflow(graph_module, captured.device, _usual_gradients(captured))
     else:
         captured, dataflow = request.earlier.captured, request.earlier.dataflow
         seconds.update(request.earlier.plan.timings)
@@ -102,6 +102,14 @@ def compile_step(request: CompileRequest) -> CompiledStep:
         seconds["build"] = arena.build_seconds() or 0.0
     plan = Plan(problem, memory, None, seconds, captured.recomputed)
     return CompiledStep(captured, dataflow, plan, Binding.BUFFER if in_buffer else Binding.STOCK, emitted)
+
+
+def _usual_gradients(captured: CapturedStep) -> GradientsInBuffer:
+    """Return which gradients a plan in the caller's own loop has in the buffer until a backward has run."""
+    pairs = enumerate(captured.gradients)
+    return GradientsInBuffer(
+        frozenset(at for at, index in pairs if captured.inputs[index].role is Role.PARAMETER)
+    )
 
 
 @contextlib.contextmanager

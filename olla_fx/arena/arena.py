@@ -141,21 +141,19 @@ class Arena:
         self.buffer = buffer
 
     @contextlib.contextmanager
-    def region(self, *, record: bool = False, loose: bool = False) -> Iterator[Arena]:
+    def region(self, *, record: bool = False) -> Iterator[Arena]:
         """Serve this thread's requests from the buffer while the context lasts.
 
         Args:
             record: keep what is requested and freed, for :meth:`recording`.
-            loose: for a table whose ordinals are a guess. A request takes any expected request of its
-                operator and size. Slower.
 
-        In either mode a request never gets bytes of a served block that is still alive, so that no order of
-        requests and no lifetime can harm a result.
+        A request never gets bytes of a served block that is still alive, so that no order of requests and no
+        lifetime can harm a result.
 
         Raises:
             ArenaBusyError: if the buffer is in use, or this thread runs in another arena.
         """
-        if not self._arena.enter(record, loose):
+        if not self._arena.enter(record):
             raise ArenaBusyError(
                 "this buffer is already running a step, and can hold only one"
                 if self.buffer.memory.is_busy

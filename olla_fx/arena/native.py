@@ -42,7 +42,7 @@ class NativeMemory(Protocol):
 class NativeArena(Protocol):
     """One allocation table in a memory, as the native module has it; rows are plain tuples."""
 
-    def enter(self, record: bool, loose: bool) -> bool:
+    def enter(self, record: bool) -> bool:
         """Start a run on this thread; return False if that is impossible now."""
 
     def exit(self) -> bool:

@@ -111,6 +111,7 @@ class Pass:
             if not creates_graph:
                 gradients.accumulate_directly()
             run.gradients = gradients.suited_to_buffer()
+            run.leave_gradients([self._values[self._captured.gradients[at]] for at in run.gradients.kept])
             run.run_phase(1, [*self._values, *fitting, kept, gradients], last=not again)
         except BaseException:
             self.drop()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -27,10 +26,10 @@ from olla_fx import torch_compat
 from olla_fx.arena import Arena
 from olla_fx.capture import CapturedStep, Mode, Role, StepRequest
 from olla_fx.errors import CaptureError, UnsupportedOptimizerError
+from olla_fx.run.buffer_pool import Lease
 from olla_fx.run.copies import copies_of
 from olla_fx.run.executor import Executor
 from olla_fx.run.persistent import allocate_library_workspaces
-from olla_fx.run.shared_buffer import Lease
 
 MOST_CAPTURES = 8
 """The number of captures after which a step with other numbers or addresses runs without a graph."""
@@ -129,7 +128,7 @@ class GraphedStep:
         """Run a step.
 
         Args:
-            lease: of the buffer.
+            lease: to run in the buffer.
             values: of the graph's placeholders.
 
         Returns:
@@ -141,7 +140,9 @@ class GraphedStep:
         if self._stream is None:
             return self._run_on_stream(lease, values)
         try:
-            ready = self._captured if self._fits(values) else self._capture(self._stream, values)
+            ready = (
+                self._captured if self._fits(lease, values) else self._capture(lease, self._stream, values)
+            )
             if ready is None:
                 return self._executor.start(lease).run_phase(0, values)
             return self._replay(ready, values)
@@ -162,14 +163,14 @@ class GraphedStep:
                 result.record_stream(outer)
         return results
 
-    def _fits(self, values: Sequence[Any]) -> bool:
+    def _fits(self, lease: Lease, values: Sequence[Any]) -> bool:
         """Return True if the captured graph does what a step with these values would do."""
         captured = self._captured
         arena = None if captured is None else captured.arena()
         return (
             captured is not None
             and arena is not None
-            and self._executor.uses(arena)
+            and self._executor.uses(arena, lease)
             and captured.numbers == self._numbers_of(values)
             and captured.addresses == self._addresses_of(values)
         )
@@ -180,7 +181,7 @@ class GraphedStep:
     def _addresses_of(self, values: Sequence[Any]) -> tuple[int, ...]:
         return tuple(values[index].data_ptr() for index in self._tensors)
 
-    def _capture(self, stream: torch.cuda.Stream, values: Sequence[Any]) -> _Captured | None:
+    def _capture(self, lease: Lease, stream: torch.cuda.Stream, values: Sequence[Any]) -> _Captured | None:
         """Capture a graph; return None, with the reason in ``fallback``, if that fails."""
         self._captured = None
         if self.captures >= MOST_CAPTURES:
@@ -198,7 +199,7 @@ class GraphedStep:
             allocate_library_workspaces(self._device)
         graph = torch.cuda.CUDAGraph()
         # A run that raises gives its lease back; the caller's must last.
-        run = self._executor.start(_lease_of_nothing())
+        run = self._executor.start(lease.lend())
         try:
             with torch_compat.capturing(graph, stream):
                 results = run.run_phase(0, graph_inputs, last=False)
@@ -254,10 +255,3 @@ def _cause_of(error: RuntimeError) -> str:
     """
     cause = error.__context__ or error
     return (str(cause).splitlines() or [type(cause).__name__])[0]
-
-
-def _lease_of_nothing() -> Lease:
-    """Return a lease for a run within another one's lease."""
-    lock = threading.Lock()
-    lock.acquire()
-    return Lease(lock)

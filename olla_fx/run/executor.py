@@ -1,10 +1,10 @@
 """Runs one compiled step: a run is recorded, later ones are served from one buffer.
 
-The first plan knows arrays only. Its run is a real step in planned order, served from a first buffer
-as far as arrays go, that records every request. The step is then planned again with the operators'
-workspaces, and from the second run on the arena serves each request at its planned address
+The first plan knows arrays only. Its run is a real step in planned order on the stock allocator, which needs
+no more than its peak at any time, and records every request. The step is then planned again with the
+operators' workspaces, and from the second run on the arena serves each request at its planned address
 (profile-guided allocation §4, OLLA §3.5). A request that does not match falls through to the stock allocator
-and is counted; a run that asks for more than was recorded is recorded again (§4.3).
+and is counted; a run that asks for more than was recorded is recorded again, in the buffer (§4.3).
 
 On CUDA the recorded run is the second: in the first, libraries allocate what they keep for good (cuBLAS'
 workspaces), and try out algorithms (cuDNN in benchmark mode), which no later run does.
@@ -23,19 +23,18 @@ import torch
 from olla_fx import torch_compat
 from olla_fx.arena import Arena, Binding, Buffer, PlannedRequest, RecordedRequest, RunCounts
 from olla_fx.compile import CompiledStep, CompileRequest, compile_step
-from olla_fx.dataflow import build_dataflow
+from olla_fx.dataflow import GradientsInBuffer, build_dataflow
 from olla_fx.errors import BufferMemoryError
 from olla_fx.report import format_bytes
+from olla_fx.run.buffer_pool import Lease, pool_of
 from olla_fx.run.persistent import allocate_library_workspaces
 from olla_fx.run.recording import (
     RecordingInterpreter,
     StepRecord,
-    expected_requests,
     planned_requests,
     problem_with_workspaces,
     read_recording,
 )
-from olla_fx.run.shared_buffer import Lease, SharedBuffer
 
 MOST_RECORDINGS = 4
 """A step whose requests change from run to run is recorded so often, and then left as it is."""
@@ -53,23 +52,16 @@ class Executor:
         outside_log: its unexpected requests: operator, ordinal and bytes of each.
     """
 
-    def __init__(
-        self,
-        request: CompileRequest,
-        step: CompiledStep,
-        buffer: SharedBuffer,
-        record: StepRecord | None = None,
-    ) -> None:
-        """Reserve a place in the buffer; allocates nothing yet.
+    def __init__(self, request: CompileRequest, step: CompiledStep, record: StepRecord | None = None) -> None:
+        """Tell the device's pool of the plan; allocates nothing yet.
 
         Args:
             request: what was compiled.
             step: the result.
-            buffer: where to run.
             record: of a run of the same operators, with whose workspaces the step was planned.
         """
         self._request = request
-        self._buffer = buffer
+        self._pool = pool_of(step.captured.device)
         self._requests: list[PlannedRequest] | None = None
         self._wants_recording = record is None
         self._recordings = 0
@@ -80,30 +72,35 @@ class Executor:
         self.step = step
         self.counts = RunCounts()
         self.outside_log: tuple[str, ...] = ()
-        buffer.want(self, step.plan.buffer_bytes)
+        self._pool.want(self, step.plan.buffer_bytes)
 
-    def accumulating(self, positions: frozenset[int]) -> Executor:
-        """Return an executor of the same step that keeps some gradients in the buffer.
+    def planned_for(self, gradients: GradientsInBuffer) -> Executor:
+        """Return an executor of the same step with other gradients in the buffer.
 
         Args:
-            positions: of the gradients that are added to ``.grad`` as soon as they are made.
+            gradients: that are made in the buffer.
 
         Raises:
             ValueError: before a run was recorded.
         """
         if self._record is None:
             raise ValueError("no run was recorded yet")
-        old = self.step.dataflow
-        dataflow = build_dataflow(old.graph_module, old.device, positions)
-        problem = problem_with_workspaces(dataflow.problem, self._record, dataflow.alignment_bytes)
-        request = replace(self._request, earlier=replace(self.step, dataflow=dataflow), problem=problem)
-        return Executor(self._request, compile_step(request), self._buffer, self._record)
+        return Executor(self._request, self._compiled(self._record, gradients), self._record)
+
+    def _compiled(self, record: StepRecord, gradients: GradientsInBuffer) -> CompiledStep:
+        """Compile the step anew with what was recorded."""
+        dataflow = self.step.dataflow
+        if dataflow.gradients != gradients:
+            dataflow = build_dataflow(dataflow.graph_module, dataflow.device, gradients)
+        problem = problem_with_workspaces(dataflow.problem, record, dataflow.alignment_bytes)
+        earlier = replace(self.step, dataflow=dataflow)
+        return compile_step(replace(self._request, earlier=earlier, problem=problem))
 
     def start(self, lease: Lease | None) -> Run:
         """Begin a run.
 
         Args:
-            lease: of the buffer; None runs with the stock allocator.
+            lease: to run in the buffer; None runs with the stock allocator.
 
         Raises:
             BufferMemoryError: if the device has not enough memory for the buffer.
@@ -113,24 +110,20 @@ class Executor:
         if lease is None or not in_buffer:
             return Run(self, None, lease)
         try:
-            arena = self._arena()
+            arena = self._arena(lease)
         except BaseException:
             lease.release()
             raise
-        recorded = self._wants_recording and not self._warm_ups
-        return Run(self, arena, lease, recorded=recorded, loose=self._wants_recording)
+        return Run(self, arena, lease, recorded=self._wants_recording and not self._warm_ups)
 
-    def _arena(self) -> Arena:
-        step = self.step
-
-        def make(buffer: Buffer) -> Arena:
-            requests = self._requests
-            if requests is None:
-                requests = expected_requests(step.dataflow, step.plan.memory)
-            return Arena(buffer, len(step.plan.order), requests)
-
+    def _arena(self, lease: Lease) -> Arena:
+        if self._requests is None:
+            # What the operators request is not known yet: all of it is the stock allocator's to serve.
+            lease.attend(self._pool, self)
+            return Arena(Buffer(0, self.step.captured.device), len(self.step.plan.order), ())
+        order, requests = self.step.plan.order, self._requests
         try:
-            return self._buffer.arena(self, step.captured.device, make)
+            return lease.arena(self._pool, self, lambda buffer: Arena(buffer, len(order), requests))
         except MemoryError as error:
             raise self._too_large() from error
 
@@ -139,13 +132,13 @@ class Executor:
         """True if the next run will be served by a final plan, which knows the operators' workspaces."""
         return self.step.binding is Binding.BUFFER and not self._wants_recording
 
-    def uses(self, arena: Arena) -> bool:
-        """Return True if a run would be served by this arena, in its buffer; ask while holding a lease.
+    def uses(self, arena: Arena, lease: Lease) -> bool:
+        """Return True if a run with this lease is served by this arena, in its buffer.
 
         Raises:
             BufferMemoryError: if the device has not enough memory for the buffer.
         """
-        return arena is self._arena()
+        return arena is self._arena(lease)
 
     def _too_large(self) -> BufferMemoryError:
         device, plan = self.step.captured.device, self.step.plan
@@ -170,23 +163,24 @@ class Executor:
         """Take over what a complete run in the buffer has shown."""
         if self._warm_ups and not run.recorded:
             self._warm_ups -= 1
-        self.counts = run.counts
-        self.outside_log = tuple(
-            f"{run.step.plan.order[timestep]} request {ordinal}: {size_bytes} B"
-            for timestep, ordinal, size_bytes in run.outside_log
-        )
+        if self._requests is not None:
+            self.counts = run.counts
+            self.outside_log = tuple(
+                f"{run.step.plan.order[timestep]} request {ordinal}: {size_bytes} B"
+                for timestep, ordinal, size_bytes in run.outside_log
+            )
         if run.recorded:
             order = run.step.plan.order
-            self._plan_again(read_recording(run.step.dataflow, order, run.addresses, run.recording))
+            record = read_recording(run.step.dataflow, order, run.addresses, run.recording)
+            self._plan_again(record, run.gradients)
         elif run.counts.outside and not self._wants_recording and self._recordings < MOST_RECORDINGS:
             self._wants_recording = True
 
-    def _plan_again(self, record: StepRecord) -> None:
+    def _plan_again(self, record: StepRecord, gradients: GradientsInBuffer) -> None:
         """Compile the step anew with what was recorded."""
         self._wants_recording = False
         self._record = record
         self._recordings += 1
-        request = replace(self._request, earlier=self.step)
         if record.unallocated:
             warnings.warn(
                 f"the storage of {record.unallocated[0]} is not where its operator's fake tensors say; the "
@@ -194,13 +188,11 @@ class Executor:
                 RuntimeWarning,
                 stacklevel=5,
             )
-            self.step = compile_step(replace(request, in_buffer=False))
+            self.step = compile_step(replace(self._request, earlier=self.step, in_buffer=False))
             return
-        dataflow = self.step.dataflow
-        problem = problem_with_workspaces(dataflow.problem, record, dataflow.alignment_bytes)
-        self.step = compile_step(replace(request, problem=problem))
-        self._requests = planned_requests(problem, self.step.plan.memory, record)
-        self._buffer.want(self, self.step.plan.buffer_bytes)
+        self.step = self._compiled(record, gradients)
+        self._requests = planned_requests(self.step.plan.problem, self.step.plan.memory, record)
+        self._pool.want(self, self.step.plan.buffer_bytes)
 
 
 class Run:
@@ -208,12 +200,13 @@ class Run:
 
     Attributes:
         step: what runs.
-        arena: serves it; None if it runs with the stock allocator.
+        arena: serves or records it; None if it runs with the stock allocator, or is over.
         counts: of the phases so far.
         outside_log: operator, ordinal and bytes of unexpected requests so far.
         recorded: True if it is being recorded.
         addresses: for each timestep, where the operator's results are, if recorded.
         recording: the planning thread's requests, if recorded.
+        gradients: those that a plan for such a run should have in the buffer.
     """
 
     def __init__(
@@ -223,12 +216,10 @@ class Run:
         lease: Lease | None,
         *,
         recorded: bool = False,
-        loose: bool = False,
     ) -> None:
         """Prepare a run; see :meth:`Executor.start`."""
         self._executor = executor
         self._lease = lease
-        self._loose = loose
         self.step = executor.step
         self.arena = arena
         self.recorded = recorded
@@ -236,6 +227,7 @@ class Run:
         self.outside_log: list[tuple[int, int, int]] = []
         self.addresses: dict[int, list[int | None]] = {}
         self.recording: list[RecordedRequest] = []
+        self.gradients = self.step.dataflow.gradients
 
     def run_phase(self, index: int, arguments: Sequence[Any], *, last: bool = True) -> Any:
         """Run a phase.
@@ -267,7 +259,7 @@ class Run:
         else:
             # A phase that will run again keeps what it was to free, so its requests are no pattern.
             self.recorded = False
-            with self.arena.region(loose=self._loose):
+            with self.arena.region():
                 results = function(*arguments)
         self.counts += self.arena.counts()
         self.outside_log.extend(self.arena.outside_log())
@@ -281,14 +273,20 @@ class Run:
             node: timesteps[node.meta["operator"]] for node in phase.graph.nodes if "operator" in node.meta
         }
         interpreter = RecordingInterpreter(phase, operators, self.step.captured.device)
-        with arena.region(record=True, loose=self._loose):
+        with arena.region(record=True):
             results = interpreter.run(*arguments)
         self.addresses.update(interpreter.addresses)
         self.recording.extend(arena.recording())
         return results
 
+    def leave_gradients(self, leaves: Sequence[torch.Tensor]) -> None:
+        """Say whose ``.grad`` will lie in the buffer when it is given back."""
+        if self._lease is not None:
+            self._lease.leave_gradients(leaves)
+
     def release(self) -> None:
         """Give the buffer back."""
+        self.arena = None  # which would keep its memory
         if self._lease is not None:
             self._lease.release()
 

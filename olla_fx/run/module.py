@@ -3,8 +3,8 @@
 It shares the model's parameters, buffers and ``state_dict`` keys. Every call looks its inputs up by name.
 There is a plan for each kind of call (shapes and types of the inputs and, in the caller's own loop, whether
 gradients are wanted and which modules train); if model or optimizer changed in a way that a plan depends
-on, the step is planned again, unless a plan was made for that state before. All plans run in one buffer,
-sized by the largest.
+on, the step is planned again, unless a plan was made for that state before. Planned modules share the
+buffers of a device's pool; a module holds one at most.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from olla_fx.errors import StepModeError
 from olla_fx.guards import Prologue
 from olla_fx.plan import Plan
 from olla_fx.run.autograd import Pass, PlannedFunction
+from olla_fx.run.buffer_pool import Lease, Turn, pool_of
 from olla_fx.run.calls import (
     call_key,
     call_kind,
@@ -41,7 +42,6 @@ from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
 from olla_fx.run.executor import Executor
 from olla_fx.run.pickling import carried, refuse_unnamed
 from olla_fx.run.plan_cache import CachedPlan, PlanCache, Strides
-from olla_fx.run.shared_buffer import Lease, SharedBuffer
 from olla_fx.run.stats import StepReport, StepStats
 from olla_fx.torch_compat import pytree
 
@@ -75,7 +75,7 @@ class PlannedModule(nn.Module):
         self._example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)
         self._request = replace(request, inputs=())
         self._lock = threading.RLock()
-        self._buffer = SharedBuffer()
+        self._turn = Turn()
         self._replans = 0
         self._stock_runs = 0
         if request.mode is Mode.AUTOGRAD:
@@ -156,7 +156,7 @@ class PlannedModule(nn.Module):
         step = compile_step(compile_request)
         captured = step.captured
         # Only the user's objects: plans are made again from the compile request, without its inputs.
-        executor = Executor(replace(compile_request, step=self._request), step, self._buffer)
+        executor = Executor(replace(compile_request, step=self._request), step)
         graphed = None
         if request.options.cuda_graph:
             check_graph_request(request, captured.device)
@@ -177,7 +177,7 @@ class PlannedModule(nn.Module):
         return planned
 
     def _train(self, planned: CachedPlan, values: list[Any]) -> Any:
-        results = self._run(planned, self._buffer.lease(wait=True), values)
+        results = self._run(planned, self._turn.lease(wait=True), values)
         optimizer = self._request.optimizer
         if optimizer is not None:
             torch_compat.note_optimizer_stepped(optimizer)
@@ -209,8 +209,8 @@ class PlannedModule(nn.Module):
         return run.step.captured.outputs.rebuild(results, values)
 
     def _lease(self) -> Lease | None:
-        """Claim the buffer; None, counted, while it holds what a backward still needs."""
-        lease = self._buffer.lease(wait=self._request.mode is not Mode.AUTOGRAD)
+        """Take the module's turn in a buffer; None, counted, while one holds what a backward still needs."""
+        lease = self._turn.lease(wait=self._request.mode is not Mode.AUTOGRAD)
         if lease is None:
             self._stock_runs += 1
         return lease
@@ -237,7 +237,7 @@ class PlannedModule(nn.Module):
             graphed=self._current.graphed,
             replans=self._replans,
             stock_runs=self._stock_runs,
-            is_busy=self._buffer.is_busy,
+            is_busy=self._turn.is_taken,
             cached_plans=len(self._plans),
             cache_size_limit=self._plans.limit,
         )
@@ -252,17 +252,17 @@ class PlannedModule(nn.Module):
             self._plans.clear()
 
     def poison(self, byte: int = 0xFF) -> None:
-        """Overwrite the buffer between two calls; the next call must not notice.
+        """Overwrite the buffers that are free between two calls; the next call must not notice.
 
         Args:
             byte: what every byte becomes.
 
         Raises:
-            StepModeError: while the buffer holds what a backward still needs.
+            StepModeError: while a buffer holds what a backward of this module still needs.
         """
-        if self._buffer.is_busy:
+        if self._turn.is_taken:
             raise StepModeError("the buffer holds activations that a backward still needs")
-        self._buffer.poison(byte)
+        pool_of(self._current.executor.step.captured.device).poison(byte)
 
     def report(self) -> StepReport:
         """Compare the plan with eager and say how the last call was served; a table when printed.

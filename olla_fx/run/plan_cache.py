@@ -42,7 +42,7 @@ class CachedPlan:
         example: the inputs that it was planned for, their tensors as specs.
         graphed: launches it as CUDA graphs, if it is to be.
         executors: run it for the gradients that are made in the buffer.
-        suited: the gradients that suited the buffer at the last backward, after a forward that saw a ``.grad``
+        suited: the gradients that suited the buffer at the last backward after a forward that saw ``.grad``,
             and after one that saw none.
         saw_gradients: True if the last forward saw a ``.grad``; None before the first.
         clears_gradients: False if gradients were still there at the forward after they were made.

@@ -216,30 +216,6 @@ def problem_with_workspaces(problem: Problem, record: StepRecord, alignment_byte
     return Problem(operators, tuple(arrays), problem.before)
 
 
-def expected_requests(dataflow: Dataflow, plan: MemoryPlan) -> list[PlannedRequest]:
-    """Return the requests to expect in a first call, before anything was recorded: one for each array.
-
-    Their ordinals are a guess; the arena matches them by operator and size. An array of the size of one
-    that the same operator makes for the caller is left out: the two could be confused, and what the caller
-    keeps must not be in the buffer.
-    """
-    index = {operator.name: position for position, operator in enumerate(dataflow.problem.operators)}
-    requests: list[PlannedRequest] = []
-    for timestep, name in enumerate(plan.order):
-        results = [
-            (ordinal, dataflow.storage_bytes[array], dataflow.problem.arrays[array])
-            for ordinal, array in enumerate(dataflow.produced[index[name]])
-            if array is not None and dataflow.storage_bytes[array]
-        ]
-        caller_sizes = {size_bytes for _, size_bytes, array in results if array.kind is not ArrayKind.PLANNED}
-        for ordinal, size_bytes, array in results:
-            if array.kind is not ArrayKind.PLANNED:
-                requests.append(PlannedRequest(timestep, ordinal, size_bytes, None))
-            elif size_bytes not in caller_sizes:
-                requests.append(PlannedRequest(timestep, ordinal, size_bytes, plan.offsets[array.name]))
-    return requests
-
-
 def planned_requests(problem: Problem, plan: MemoryPlan, record: StepRecord) -> list[PlannedRequest]:
     """Return the requests to expect in a step, with the address that each gets.
 

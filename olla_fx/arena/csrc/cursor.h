@@ -125,10 +125,7 @@ class Cursor {
 
   explicit Cursor(AllocationTable table) : table_(std::move(table)) {}
 
-  // `loose`: a request is matched with any request of its size that the operator has not made yet, for
-  // tables whose ordinals are a guess.
-  void start(bool loose) {
-    loose_ = loose;
+  void start() {
     interruptions_ = 0;
     counters.reset();
     go_to(-1);
@@ -149,9 +146,6 @@ class Cursor {
   bool interrupted() const {
     return interruptions_ > 0;
   }
-  bool loose() const {
-    return loose_;
-  }
   int64_t current_operator() const {
     return operator_.get();
   }
@@ -163,7 +157,7 @@ class Cursor {
   Answer next(int64_t size_bytes, Occupy occupy) {
     const int64_t ordinal = ordinal_++;
     const int64_t op = current_operator();
-    const PlannedRequest* planned = loose_ ? find_unmade(size_bytes) : at(ordinal);
+    const PlannedRequest* planned = at(ordinal);
     if (planned != nullptr && planned->size_bytes >= size_bytes) {
       if (planned->offset == kOutsideOnPurpose) {
         counters.outputs.add(1);
@@ -186,9 +180,6 @@ class Cursor {
     operator_.reset(op);
     ordinal_ = 0;
     expected_ = table_.of(op);
-    if (loose_) {
-      made_.assign(expected_ == nullptr ? 0 : expected_->size(), false);
-    }
   }
 
   const PlannedRequest* at(int64_t ordinal) const {
@@ -196,24 +187,11 @@ class Cursor {
     return planned ? &(*expected_)[static_cast<size_t>(ordinal)] : nullptr;
   }
 
-  const PlannedRequest* find_unmade(int64_t size_bytes) {
-    for (size_t ordinal = 0; ordinal < made_.size(); ++ordinal) {
-      const PlannedRequest& planned = (*expected_)[ordinal];
-      if (!made_[ordinal] && planned.size_bytes == size_bytes) {
-        made_[ordinal] = true;
-        return &planned;
-      }
-    }
-    return nullptr;
-  }
-
   AllocationTable table_;
   const std::vector<PlannedRequest>* expected_ = nullptr;
-  std::vector<bool> made_;
   Tally operator_;
   int64_t ordinal_ = 0;
   int64_t interruptions_ = 0;
-  bool loose_ = false;
 };
 
 }  // namespace olla_fx

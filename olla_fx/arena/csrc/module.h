@@ -122,7 +122,7 @@ class Arena {
       : memory_(std::move(memory)), region_(memory_->get(), read_table(operator_count, requests)) {}
 
   // False if this arena's memory is in use, or this thread in a region.
-  bool enter(bool record, bool loose) {
+  bool enter(bool record) {
     if (current_region != nullptr || region_.memory->busy.exchange(true, std::memory_order_acq_rel)) {
       return false;
     }
@@ -134,7 +134,7 @@ class Arena {
     }
     region_.recorder = record ? std::make_unique<RegionRecorder>() : nullptr;
     region_.worker_requests = 0;
-    region_.cursor.start(loose);
+    region_.cursor.start();
     recorded_ = {};
     router->watchers.enter(&region_);
     current_region = &region_;

@@ -258,30 +258,6 @@ def test_a_place_whose_block_is_alive_is_not_served() -> None:
     assert arena.counts().outside == 1
 
 
-def test_loose_runs_match_by_size_alone() -> None:
-    arena = Arena(Buffer(2048), 1, [PlannedRequest(0, 0, 400, 0), PlannedRequest(0, 1, 800, 512)])
-    with arena.region(loose=True):
-        arena.begin_operator(0)
-        addresses = [block.data_ptr() for block in (floats(5), floats(200), floats(100))]
-        floats(200)
-    assert [address - arena.buffer.address for address in addresses[1:]] == [512, 0]
-    assert arena.counts() == RunCounts(2, 1200, 0, 2, 820, 0)
-
-
-def test_loose_runs_never_serve_a_place_that_is_occupied() -> None:
-    arena = Arena(Buffer(1024), 3, [PlannedRequest(operator, 0, 400, 64 * operator) for operator in range(3)])
-    with arena.region(loose=True):
-        arena.begin_operator(0)
-        first = torch.full((100,), 1.0)
-        arena.begin_operator(1)
-        second = torch.full((100,), 2.0)
-        assert not arena.buffer.contains(second.data_ptr())
-        del first
-        arena.begin_operator(2)
-        third = floats(100)
-        assert third.data_ptr() == arena.buffer.address + 128
-
-
 @pytest.mark.parametrize(
     ("requests", "message"),
     [

@@ -177,7 +177,7 @@ def serve_everything(
     arena: Arena, chooser: random.Random, *, record: bool, failures: list[str]
 ) -> list[torch.Tensor]:
     live: list[tuple[torch.Tensor, int]] = []
-    with arena.region(record=record, loose=chooser.random() < 0.3):
+    with arena.region(record=record):
         for operator in range(64):
             arena.begin_operator(operator)
             matches = chooser.random() < 0.8
