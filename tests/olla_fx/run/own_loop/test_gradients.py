@@ -1,5 +1,6 @@
 """Gradients that the planned backward adds to ``.grad`` itself, and those that autograd must see."""
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -220,3 +221,54 @@ def test_frozen_and_unfrozen_between_backwards():
     for step in range(6):
         pair.change(lambda model, step=step: model[0].requires_grad_(step % 2 == 0))
         accumulate(pair, vectors(1), update=False)
+
+
+def test_new_gradients_lie_in_the_buffer_while_the_loop_clears_them_first():
+    batches = vectors(3, width=64, classes=4)
+    pair = OwnLoop(wide(), batches[0][0]).run(batches)
+    pair.assert_served()
+    assert pair.step.stats.counts.outputs == 1
+    pair.zero_grad()
+    eager, beside_the_buffer = live_peaks(pair, batches[0])
+    pair.compare_gradients()
+    assert beside_the_buffer + pair.step.plan.buffer_bytes <= 1.01 * eager
+
+
+def test_gradients_survive_what_else_runs_in_the_buffer():
+    batches = vectors(3, width=64, classes=4)
+    first, second = (OwnLoop(wide(), batches[0][0]).run(batches) for _ in range(2))
+    before = [parameter.grad for parameter in first.model.parameters()]
+    second.run(batches)
+    first.compare_gradients()
+    for parameter, gradient in zip(first.model.parameters(), before, strict=True):
+        assert parameter.grad is gradient, "moved, not replaced"
+    first.run(batches)
+    first.model.eval()
+    first.step(batches[0][0])
+    first.compare_gradients()
+
+
+def test_gradients_that_the_caller_keeps():
+    batches = vectors(6, width=64, classes=4)
+    pair = OwnLoop(wide(), batches[0][0]).run(batches)
+    kept: list[list[torch.Tensor]] = []
+    copies: list[list[torch.Tensor]] = []
+    for batch in batches:
+        pair.train(batch)
+        kept.append([parameter.grad for parameter in pair.model.parameters()])
+        copies.append([gradient.clone() for gradient in kept[-1]])
+    for gradients, as_they_were in zip(kept, copies, strict=True):
+        assert all(map(torch.equal, gradients, as_they_were))
+
+
+def test_gradients_of_another_thread_stay_where_they_are():
+    batches = vectors(3, width=64, classes=4)
+    pair = OwnLoop(wide(), batches[0][0]).run(batches)
+    addresses = [parameter.grad.data_ptr() for parameter in pair.model.parameters()]
+    other = OwnLoop(wide(), batches[0][0])
+    thread = threading.Thread(target=other.run, args=(batches,))
+    thread.start()
+    thread.join()
+    other.assert_served()
+    assert addresses == [parameter.grad.data_ptr() for parameter in pair.model.parameters()]
+    pair.compare_gradients()
