@@ -34,23 +34,6 @@ def test_the_last_batch_of_an_epoch_is_smaller():
     assert_served(pair.step, 1)
 
 
-def test_one_buffer_serves_all_shapes(monkeypatch):
-    buffers = weakref.WeakSet()
-
-    def make_buffer(*arguments):
-        buffer = Buffer(*arguments)
-        buffers.add(buffer)
-        return buffer
-
-    monkeypatch.setattr(arena, "Buffer", make_buffer)
-    pair = WholeStep(SmallNet(0.0), MOMENTUM, images(1, batch=4)[0])
-    sizes = {}
-    for size in (4, 2, 6, 4, 2, 6):
-        pair.run(images(4, batch=size))
-        sizes[size] = pair.step.plan.buffer_bytes
-        assert [buffer.buffer_bytes for buffer in buffers] == [max(sizes.values())]
-
-
 def test_more_plans_than_the_limit():
     pair = WholeStep(SmallNet(0.0), MOMENTUM, images(1, batch=2)[0], cache_size_limit=2)
     for size in (2, 3, 4, 3, 2, 4):
