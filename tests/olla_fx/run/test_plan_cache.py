@@ -10,8 +10,6 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 import olla_fx
-from olla_fx import arena
-from olla_fx.arena import Buffer
 from olla_solvers.errors import OptionError
 from tests.olla_fx.comparisons import assert_same, assert_same_models
 from tests.olla_fx.harness import (
