@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from olla_fx.run import buffer_pool
+
 # Read when cuBLAS starts; without it its products may differ from run to run.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -30,6 +32,12 @@ def deterministic() -> Iterator[None]:
         yield
     torch.utils.deterministic.fill_uninitialized_memory = fill
     torch.use_deterministic_algorithms(before, warn_only=warned)
+
+
+@pytest.fixture(autouse=True)
+def own_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what other tests left from being shared: tests count the blocks of a buffer's size."""
+    monkeypatch.setattr(buffer_pool, "_pools", {})
 
 
 @pytest.fixture

@@ -10,8 +10,6 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 import olla_fx
-from olla_fx import arena
-from olla_fx.arena import Buffer
 from olla_solvers.errors import OptionError
 from tests.olla_fx.comparisons import assert_same, assert_same_models
 from tests.olla_fx.harness import (
@@ -32,23 +30,6 @@ def test_the_last_batch_of_an_epoch_is_smaller():
     assert pair.step.stats.cached_plans == 2
     assert pair.step.stats.replans == 0
     assert_served(pair.step, 1)
-
-
-def test_one_buffer_serves_all_shapes(monkeypatch):
-    buffers = weakref.WeakSet()
-
-    def make_buffer(*arguments):
-        buffer = Buffer(*arguments)
-        buffers.add(buffer)
-        return buffer
-
-    monkeypatch.setattr(arena, "Buffer", make_buffer)
-    pair = WholeStep(SmallNet(0.0), MOMENTUM, images(1, batch=4)[0])
-    sizes = {}
-    for size in (4, 2, 6, 4, 2, 6):
-        pair.run(images(4, batch=size))
-        sizes[size] = pair.step.plan.buffer_bytes
-        assert [buffer.buffer_bytes for buffer in buffers] == [max(sizes.values())]
 
 
 def test_more_plans_than_the_limit():
