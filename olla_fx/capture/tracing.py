@@ -81,7 +81,7 @@ class Tracing:
         self.differentiable: tuple[bool, ...] = ()
         self.gradients: tuple[int, ...] = ()
         self.aliases: Sequence[OutputAlias | None] = ()
-        self._mode = EagerNumerics(keeps_draws=request.options.cuda_graph)
+        self._mode = self._new_mode()
         self._caches_casts = torch.is_autocast_cache_enabled()
         self.layout: OptimizerLayout | None = None
         self.state: dict[str, dict[str, torch.Tensor]] = {}
@@ -186,10 +186,14 @@ class Tracing:
 
     def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """Run the whole step on its tensors; return flat copies of its results."""
+        self._mode = self._new_mode()  # AOTAutograd runs the step twice
         with self._mode, torch_compat.saved_tensor_hooks_in_traces():
             results = self._step(flat)
             self._mode.draws.end_recomputation()
             return results
+
+    def _new_mode(self) -> EagerNumerics:
+        return EagerNumerics(keeps_draws=self.request.options.cuda_graph)
 
     def _step(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         held = self._with_gradients(flat)
