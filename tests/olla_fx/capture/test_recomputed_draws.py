@@ -1,4 +1,4 @@
-"""Random operators under a checkpoint draw again what they drew, and leave the generator where eager leaves it."""
+"""Random operators under a checkpoint draw again what they drew, and leave the generator as eager does."""
 
 import functools
 
