@@ -54,6 +54,7 @@ class Tracing:
         without_gradient: parameters that no gradient reached, once traced.
         differentiable: for each result of the answer, True if a tangent comes back for it, once traced.
         gradients: indices of the inputs whose gradients follow the answer, once traced.
+        recomputed: the number of operators that checkpoints run again, once traced.
         layout: of the optimizer.
         state: of the optimizer, by parameter and key.
         device: where everything lives.
@@ -81,7 +82,7 @@ class Tracing:
         self.differentiable: tuple[bool, ...] = ()
         self.gradients: tuple[int, ...] = ()
         self.aliases: Sequence[OutputAlias | None] = ()
-        self._mode = EagerNumerics(keeps_draws=request.options.cuda_graph)
+        self.recomputed = 0
         self._caches_casts = torch.is_autocast_cache_enabled()
         self.layout: OptimizerLayout | None = None
         self.state: dict[str, dict[str, torch.Tensor]] = {}
@@ -186,10 +187,13 @@ class Tracing:
 
     def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """Run the whole step on its tensors; return flat copies of its results."""
+        # Anew, as AOTAutograd runs the step twice.
+        self._mode = EagerNumerics(keeps_draws=self.request.options.cuda_graph)
         with self._mode, torch_compat.saved_tensor_hooks_in_traces():
             results = self._step(flat)
             self._mode.draws.end_recomputation()
-            return results
+        self.recomputed = self._mode.recomputed
+        return results
 
     def _step(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         held = self._with_gradients(flat)
@@ -310,11 +314,6 @@ class Tracing:
         with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
             yield
         self._mode.in_backward = False
-
-    @property
-    def recomputed(self) -> int:
-        """The number of operators of checkpoints' recomputations that were traced."""
-        return self._mode.recomputed
 
     def _loss(self, outputs: Any, target: Any) -> torch.Tensor:
         if self.model_copy.loss_fn is None:

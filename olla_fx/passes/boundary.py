@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+import torch
 from torch import fx
 
 from olla_fx.capture import Role, StepInput
@@ -28,6 +29,7 @@ from olla_fx.fx_graph import (
     written_arguments,
 )
 from olla_fx.passes.reinplace_updates import aten
+from olla_fx.torch_compat import storage_key
 
 
 def mark_boundary(graph: fx.Graph, inputs: tuple[StepInput, ...], results: int) -> bool:
@@ -52,6 +54,7 @@ def mark_boundary(graph: fx.Graph, inputs: tuple[StepInput, ...], results: int) 
     backward = descendants([*tangents, *(node for node in tied if node.meta.get(IN_BACKWARD))])
     forward = ancestors([*made, *(node for node in tied if node not in backward)])
     copied = _keep_old_values(graph, forward)
+    _read_updates_from_the_caller(graph, placeholders)
     first = next(node for node in graph.nodes if node.op != "placeholder")
     anchor = first.prev
     for node in [node for node in graph.nodes if node in forward and node.op != "placeholder"]:
@@ -70,6 +73,22 @@ def _stays_on_its_side(node: fx.Node, callers: set[int | None]) -> bool:
         return False
     touched = {key for source in node.all_input_nodes for key in storages_of(source.meta.get("val"))}
     return not touched.isdisjoint(callers) or draws_random_numbers(node)
+
+
+def _read_updates_from_the_caller(graph: fx.Graph, placeholders: Sequence[fx.Node]) -> None:
+    """Read a tensor that was updated in place by its own name, not as the update's result.
+
+    Backward is handed results of forward, or copies of them, and may update the tensor again.
+    """
+    by_storage = {key: node for node in placeholders for key in storages_of(node.meta.get("val"))}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if not written_arguments(node) or not isinstance(value, torch.Tensor):
+            continue
+        updated = by_storage.get(storage_key(value))
+        old = None if updated is None else updated.meta["val"]
+        if old is not None and (value.shape, value.stride()) == (old.shape, old.stride()):
+            node.replace_all_uses_with(updated)
 
 
 def _keep_old_values(graph: fx.Graph, forward: set[fx.Node]) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch._functorch import aot_autograd as _aot_autograd
 from torch._functorch._aot_autograd import graph_compile as _graph_compile
+from torch._higher_order_ops import wrap as _wrap
 from torch.fx.experimental import proxy_tensor as _proxy_tensor
 from torch.nn.modules import activation as _activation
 from torch.utils import checkpoint as _checkpoint
@@ -56,7 +57,7 @@ def trace_functional(
         _scalars_left_as_python_numbers(),
         composite_operators_as_in_eager(),
         _fused_inference_layers(),
-        _selective_checkpoints_as_in_eager(),
+        _checkpoints_as_in_eager(),
     ):
         traced(*arguments)
     return graphs[0]
@@ -92,18 +93,27 @@ def new_nodes_marked(marks: Mapping[str, Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _selective_checkpoints_as_in_eager() -> Iterator[None]:
-    """Let checkpoints that save some results recompute the others, as in eager.
+def _checkpoints_as_in_eager() -> Iterator[None]:
+    """Let checkpoints that save some results recompute the others, and those in Dynamo's graphs draw again.
 
-    Under a tracer they save all, and leave it to the partitioner of ``torch.compile`` what to recompute.
+    Under a tracer both leave it to the partitioner of ``torch.compile`` what to recompute, and how.
     """
     with PATCHING:
-        original = _checkpoint._is_compiling
+        saved = _checkpoint._is_compiling, _wrap.TagActivationCheckpoint.__call__
         _checkpoint._is_compiling = lambda *_: False
+        _wrap.TagActivationCheckpoint.__call__ = _run_checkpoint
         try:
             yield
         finally:
-            _checkpoint._is_compiling = original
+            _checkpoint._is_compiling, _wrap.TagActivationCheckpoint.__call__ = saved
+
+
+def _run_checkpoint(_: Any, body: fx.GraphModule, *inputs: Any, **options: Any) -> Any:
+    """Run a checkpoint of a graph of Dynamo's as the user's code would."""
+    if "_checkpoint_context_fn" in body.meta:
+        options["context_fn"] = body.meta["_checkpoint_context_fn"]
+    options["use_reentrant"] = False
+    return _checkpoint.checkpoint(fx.Interpreter(body).run, *inputs, **options)
 
 
 @contextlib.contextmanager
