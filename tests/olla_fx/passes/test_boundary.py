@@ -29,6 +29,13 @@ def test_operators_that_read_parameters_belong_to_forward():
     assert "aten.exp" not in backward
 
 
+def test_what_backward_computes_of_inputs_belongs_to_backward():
+    forward, backward = code_of(Written(lambda self, x: x.pow(3)), vectors(1)[0][0].requires_grad_())
+    assert "aten.pow.Tensor_Scalar(input_0, 3)" in forward
+    assert "aten.pow.Tensor_Scalar(input_0, 2)" not in forward
+    assert "aten.pow.Tensor_Scalar(input_0, 2" in backward
+
+
 def test_operators_that_need_a_gradient_of_an_output_belong_to_backward():
     forward, backward = code_of(nn.Sequential(nn.Linear(6, 6), nn.Sigmoid()), vectors(1)[0][0])
     assert "sigmoid_backward" not in forward
