@@ -27,7 +27,7 @@ aten = torch.ops.aten
 _STATISTICS = 3, 4
 """Positions of the running mean and variance among the arguments of batch norms."""
 
-_BATCH_NORMS = {
+_BATCH_NORMS: dict[object, tuple[torch_compat.OpOverload, tuple[int, int]]] = {
     aten._native_batch_norm_legit_functional.default: (aten._native_batch_norm_legit.default, (3, 4)),
     aten._batch_norm_with_update_functional.default: (aten._batch_norm_with_update.default, (4, 5)),
 }

@@ -99,13 +99,14 @@ def _checkpoints_as_in_eager() -> Iterator[None]:
     Under a tracer both leave it to the partitioner of ``torch.compile`` what to recompute, and how.
     """
     with PATCHING:
-        saved = _checkpoint._is_compiling, _wrap.TagActivationCheckpoint.__call__
+        in_dynamo: Any = _wrap.TagActivationCheckpoint
+        saved = _checkpoint._is_compiling, in_dynamo.__call__
         _checkpoint._is_compiling = lambda *_: False
-        _wrap.TagActivationCheckpoint.__call__ = _run_checkpoint
+        in_dynamo.__call__ = _run_checkpoint
         try:
             yield
         finally:
-            _checkpoint._is_compiling, _wrap.TagActivationCheckpoint.__call__ = saved
+            _checkpoint._is_compiling, in_dynamo.__call__ = saved
 
 
 def _run_checkpoint(_: Any, body: fx.GraphModule, *inputs: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Gradient checkpoints in a model are recomputed in the plan, with forward's masks, at no more memory."""
+"""Gradient checkpoints in a model are recomputed in the plan, too, at no more memory."""
 
 import pytest
 import torch
@@ -8,6 +8,8 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import olla_fx
 from olla_fx import CaptureError
+from olla_fx.arena import record_events
+from olla_fx.eager.baseline import baseline_from_events
 from tests.olla_fx.capture.refusals import Changed, refused
 from tests.olla_fx.harness import OwnLoop, WholeStep
 from tests.olla_fx.helpers import mlp, sgd, vectors
@@ -95,6 +97,22 @@ def test_no_more_memory_than_eager_with_checkpoints(how, dropout):
     assert (
         olla_fx.Plan.from_json(recomputed.to_json()).recomputed_operators == recomputed.recomputed_operators
     )
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_an_own_loop_needs_no_more_memory_than_eager_with_checkpoints(dropout):
+    x, y = batches(1)[0]
+    pair = OwnLoop(Blocks(dropout), x).run(batches(3))
+
+    def backward(called, optimizer):
+        optimizer.zero_grad()
+        with record_events() as recorded:
+            F.cross_entropy(called(x), y).backward()
+        return baseline_from_events(recorded.events).live_peak_bytes
+
+    eager, planned = (backward(side.called, side.optimizer) for side in pair.sides())
+    assert planned <= eager
+    assert pair.step.plan.peak_bytes < OwnLoop(Blocks(dropout, "plain"), x).step.plan.peak_bytes / 1.5
 
 
 def test_reentrant_checkpointing():

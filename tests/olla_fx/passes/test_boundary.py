@@ -29,6 +29,13 @@ def test_operators_that_read_parameters_belong_to_forward():
     assert "aten.exp" not in backward
 
 
+def test_what_backward_computes_of_inputs_belongs_to_backward():
+    model = Written(lambda self, x: self.scale.pow(3) * x, scale=nn.Parameter(torch.ones(6)))
+    forward, backward = code_of(model, vectors(1)[0][0])
+    assert forward.count("aten.pow") == 1  # of three
+    assert backward.count("aten.pow") == 1  # of two
+
+
 def test_operators_that_need_a_gradient_of_an_output_belong_to_backward():
     forward, backward = code_of(nn.Sequential(nn.Linear(6, 6), nn.Sigmoid()), vectors(1)[0][0])
     assert "sigmoid_backward" not in forward
