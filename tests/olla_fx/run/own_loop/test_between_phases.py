@@ -82,7 +82,7 @@ def test_data_changed_between_forward_and_backward(forward):
             tensor.data.copy_(before)
             return x.grad
 
-        for _ in range(2):
+        for _ in range(3):
             pair.zero_grad()
             pair.run_loop(loop)
         pair.assert_served()
