@@ -188,10 +188,10 @@ def vit(layers: int, width: int, batch: int) -> Loop:
 
 
 CASES: dict[str, Callable[[], Loop]] = {
-    "24 checkpointed blocks": lambda: blocks(24, 256, 1360, 0.0),
-    "24 checkpointed blocks, dropout": lambda: blocks(24, 256, 1360, 0.1),
-    "8 checkpointed blocks": lambda: blocks(8, 512, 4096, 0.0),
-    "8 checkpointed blocks, dropout": lambda: blocks(8, 512, 4096, 0.1),
+    "24 checkpointed blocks": lambda: blocks(24, 128, 2048, 0.0),
+    "24 checkpointed blocks, dropout": lambda: blocks(24, 128, 2048, 0.1),
+    "8 checkpointed blocks": lambda: blocks(8, 256, 4096, 0.0),
+    "8 checkpointed blocks, dropout": lambda: blocks(8, 256, 4096, 0.1),
     "three U-Nets in turn": lambda: in_turn([u_net(32, 4, 96) for _ in range(3)]),
     "U-Net": lambda: u_net(32, 8, 128),
     "small GPT": lambda: language(SmallGPT(6, 256, 128), 24, 128),
