@@ -103,6 +103,8 @@ class CapturedStep(Assumptions):
         gradients: indices of the placeholders whose gradients follow the answer among the results.
         gradient_tangents: for each gradient, the tangents that it depends on.
         recomputed: how many operators are there a second time because the model checkpoints activations.
+        micro_batches: how often it runs in a step, with one part of the batch after the other.
+        update: the weight update that follows several micro-batches; it has the same placeholders.
     """
 
     graph_module: fx.GraphModule
@@ -111,6 +113,8 @@ class CapturedStep(Assumptions):
     gradients: tuple[int, ...]
     gradient_tangents: tuple[frozenset[int], ...]
     recomputed: int
+    micro_batches: int = 1
+    update: CapturedStep | None = None
 
     @functools.cached_property
     def tangent_strides(self) -> tuple[tuple[int, ...], ...]:
