@@ -23,7 +23,6 @@ from olla_fx.eager.baseline import Baseline, dispatched_baseline
 from olla_fx.guards import Mode, Role, TensorSlot, TensorSpec
 from olla_fx.torch_compat import pytree
 
-
 _FOLLOWED = 3
 """The number of micro-batches that are followed: later ones need what the second needs."""
 

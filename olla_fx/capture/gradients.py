@@ -1,7 +1,7 @@
 """Cuts a batch into micro-batches, and clips the gradients that these add up to.
 
-Gradients accumulate in tensors that the step makes (:mod:`olla_fx.run.micro_batches`), so that one micro-batch
-is captured and run again and again. The arithmetic is that of an eager loop::
+Gradients accumulate in tensors that the step makes (:mod:`olla_fx.run.micro_batches`), so that one
+micro-batch is captured and run again and again. The arithmetic is that of an eager loop::
 
     for x, y in zip(xs.chunk(k), ys.chunk(k)):
         (loss_fn(model(x), y) / k).backward()

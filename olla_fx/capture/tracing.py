@@ -111,9 +111,7 @@ class Tracing:
         tensor: torch.Tensor = slot.table(self._originals[slot.owner])[slot.key]
         return tensor
 
-    def _add(
-        self, role: Role, name: str, spec: TensorSpec, batch: TensorSpec | None = None
-    ) -> torch.Tensor:
+    def _add(self, role: Role, name: str, spec: TensorSpec, batch: TensorSpec | None = None) -> torch.Tensor:
         step_input = StepInput(role, name, spec, batch)
         with self.fake_mode:
             fake = torch.as_tensor(step_input.stand_in(self.device))
@@ -288,8 +286,9 @@ class Tracing:
             loss = share_of_loss(self._loss(outputs, target), options.accumulation_steps)
         if not trained:
             raise CaptureError("the loss depends on no parameter that the optimizer trains")
+        wanted = [leaves[name] for name in trained]
         with self._gradients_made():
-            gradients = torch.autograd.grad(loss, [leaves[name] for name in trained], allow_unused=True)
+            gradients: Sequence[torch.Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
         for name, gradient in zip(trained, gradients, strict=True):
             refuse_sparse(name, gradient)
         self.without_gradient = [name for name, own in zip(trained, gradients, strict=True) if own is None]
@@ -300,7 +299,7 @@ class Tracing:
                         values[Role.GRADIENT, name].add_(gradient)
             else:
                 if options.changes_gradients:
-                    gradients = separated(gradients, [leaves[name] for name in trained])
+                    gradients = separated(gradients, wanted)
                 self._update(values, dict(zip(trained, gradients, strict=True)))
         answer = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
         return self._flatten_outputs((loss.detach(), answer) if options.return_outputs else loss.detach())
@@ -379,9 +378,7 @@ class Tracing:
             for name, keys in self.state.items()
         }
         parameters = {name: tensor for (role, name), tensor in values.items() if role is Role.PARAMETER}
-        optimizers.run_update(
-            self.request.optimizer, self._layout(), parameters, gradients, state, scalars
-        )
+        optimizers.run_update(self.request.optimizer, self._layout(), parameters, gradients, state, scalars)
 
     def _flatten_outputs(self, answer: Any) -> list[torch.Tensor]:
         """Return flat results, each behind a ``clone`` that keeps AOTAutograd from hiding its aliases.

@@ -1,8 +1,8 @@
 """Runs a training step in micro-batches: one plan for each part of the batch, then the update's.
 
-Nothing that a micro-batch leaves in the buffer is read by the next one, so all run at the same addresses. What
-they hand on lies outside: the model's buffers, the losses and outputs, and the accumulated gradients, which are
-there for the length of the step.
+Nothing that a micro-batch leaves in the buffer is read by the next one, so all run at the same addresses.
+What they hand on lies outside: the model's buffers, the losses and outputs, and the accumulated gradients,
+which are there for the length of the step.
 """
 
 from __future__ import annotations
@@ -55,14 +55,12 @@ def _no_gradients(captured: CapturedStep, planned: CachedPlan) -> list[torch.Ten
     They begin with -0.0, since ``-0.0 + g`` is ``g`` with its sign, as if the first gradient was copied.
     """
     graphed = planned.graphed
-    if graphed is not None and graphed.gradients:
-        gradients = graphed.gradients
-    else:
-        specs = [item.spec for item in captured.inputs if item.role is Role.GRADIENT]
-        gradients = [spec.empty(meta_as=spec.device) for spec in specs if spec is not None]
-        if graphed is not None:
-            graphed.gradients = gradients
-    with torch.no_grad():
+    # A CUDA graph's are filled in later calls, whatever modes are on then.
+    with torch.inference_mode(False), torch.no_grad():
+        gradients = [] if graphed is None else graphed.gradients
+        if not gradients:
+            specs = [item.spec for item in captured.inputs if item.role is Role.GRADIENT]
+            gradients.extend(spec.empty(meta_as=spec.device) for spec in specs if spec is not None)
         for gradient in gradients:
             gradient.fill_(-0.0)
     return gradients

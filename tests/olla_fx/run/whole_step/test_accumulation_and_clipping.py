@@ -11,36 +11,8 @@ from torch.optim import lr_scheduler
 import olla_fx
 from olla_fx import CaptureError
 from olla_solvers.errors import OptionError
-from tests.olla_fx.harness import WholeStep
 from tests.olla_fx.helpers import ADAMW, MOMENTUM, SmallNet, images, mlp, sgd, vectors
-
-
-class ClippedStep(WholeStep):
-    """A step whose eager half does by hand what the planned one is asked for."""
-
-    def __init__(self, *arguments, parts=1, norm=None, value=None, **options):
-        self.parts, self.norm, self.value = parts, norm, value
-        super().__init__(
-            *arguments, accumulation_steps=parts, clip_grad_norm=norm, clip_grad_value=value, **options
-        )
-
-    def train_eager(self, batch):
-        self.optimizers[0].zero_grad()
-        losses, answers = [], []
-        for x, y in zip(*(tensor.chunk(self.parts) for tensor in batch), strict=True):
-            answer = self.eager(x)
-            loss = self.loss_fn(answer, y)
-            loss = loss / self.parts if self.parts > 1 else loss
-            loss.backward()
-            losses.append(loss.detach())
-            answers.append(answer.detach())
-        if self.norm is not None:
-            nn.utils.clip_grad_norm_(self.eager.parameters(), self.norm)
-        if self.value is not None:
-            nn.utils.clip_grad_value_(self.eager.parameters(), self.value)
-        self.optimizers[0].step()
-        loss = sum(losses[1:], losses[0])
-        return (loss, torch.cat(answers)) if self.return_outputs else loss
+from tests.olla_fx.run.whole_step.clipped import ClippedStep
 
 
 @pytest.mark.parametrize("make", [MOMENTUM, ADAMW])
