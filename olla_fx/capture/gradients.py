@@ -51,6 +51,20 @@ def micro_batches(leaves: Sequence[Any], count: int) -> list[list[Any]]:
     return [[parts[index] for parts in parts_of_leaves] for index in range(count)]
 
 
+def checked_loss(loss: object) -> torch.Tensor:
+    """Return what a loss function gave, if it can be differentiated.
+
+    Raises:
+        CaptureError: if it is no scalar, or depends on nothing that is trained.
+    """
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        given = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise CaptureError(f"loss_fn must return a scalar tensor, not {given}")
+    if not loss.requires_grad:
+        raise CaptureError("the loss depends on no parameter that the optimizer trains")
+    return loss
+
+
 def share_of_loss(loss: torch.Tensor, count: int) -> torch.Tensor:
     """Return what the loss of one of ``count`` micro-batches adds to the step's."""
     return loss if count == 1 else loss / count

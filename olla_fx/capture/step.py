@@ -51,7 +51,7 @@ def _capture(request: StepRequest) -> CapturedStep:
         tracing, graph_module = _trace(request, frozenset(tracing.without_gradient))
     if tracing.outputs is None:
         raise CaptureError(f"{type(request.model).__name__} returned nothing that can be captured")
-    update_graph = _trace_update(tracing) if tracing.runs_in_micro_batches else None
+    update_graph = _trace_update(tracing) if request.runs_in_micro_batches else None
     captured = CapturedStep(
         mode=request.mode,
         graph_module=graph_module,

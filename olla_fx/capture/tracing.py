@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,8 +19,15 @@ from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.eager import FakeStep
 from olla_fx.capture.eager_numerics import EagerNumerics
-from olla_fx.capture.gradients import clip, micro_batches, refuse_sparse, separated, share_of_loss
-from olla_fx.capture.inputs import tensor_slots
+from olla_fx.capture.gradients import (
+    checked_loss,
+    clip,
+    micro_batches,
+    refuse_sparse,
+    separated,
+    share_of_loss,
+)
+from olla_fx.capture.inputs import Constant, tensor_slots
 from olla_fx.capture.model_copy import ModelCopy
 from olla_fx.capture.refusals import explained
 from olla_fx.capture.types import OutputAlias, OutputLayout, StepRequest, plan_device
@@ -93,13 +100,8 @@ class Tracing:
         self._add_examples()
         if request.mode is Mode.AUTOGRAD:
             self._add_tangents()
-        if self.runs_in_micro_batches:
+        if self.request.runs_in_micro_batches:
             self._add_gradients()
-
-    @property
-    def runs_in_micro_batches(self) -> bool:
-        """True if the step runs part by part, with the update after the last one."""
-        return self.request.mode is Mode.TRAINING and self.request.options.accumulation_steps > 1
 
     def baked_values(self) -> Reads:
         """Return what the traced code read of its modules, as the user's own modules have it."""
@@ -114,7 +116,7 @@ class Tracing:
     def _add(self, role: Role, name: str, spec: TensorSpec, batch: TensorSpec | None = None) -> torch.Tensor:
         step_input = StepInput(role, name, spec, batch)
         with self.fake_mode:
-            fake = torch.as_tensor(step_input.stand_in(self.device))
+            fake: torch.Tensor = step_input.stand_in(self.device)
         self.inputs.append(step_input)
         self.flat_arguments.append(fake)
         return fake
@@ -293,7 +295,7 @@ class Tracing:
             refuse_sparse(name, gradient)
         self.without_gradient = [name for name, own in zip(trained, gradients, strict=True) if own is None]
         with torch.autocast(self.device.type, enabled=False):
-            if self.runs_in_micro_batches:
+            if self.request.runs_in_micro_batches:
                 for name, gradient in zip(trained, gradients, strict=True):
                     if gradient is not None:
                         values[Role.GRADIENT, name].add_(gradient)
@@ -340,13 +342,7 @@ class Tracing:
     def _loss(self, outputs: Any, target: Any) -> torch.Tensor:
         if self.model_copy.loss_fn is None:
             raise CaptureError("a training step needs loss_fn")
-        loss = self.model_copy.loss_fn(outputs, target)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            given = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise CaptureError(f"loss_fn must return a scalar tensor, not {given}")
-        if not loss.requires_grad:
-            raise CaptureError("the loss depends on no parameter that the optimizer trains")
-        return loss
+        return checked_loss(self.model_copy.loss_fn(outputs, target))
 
     @property
     def trained(self) -> list[str]:
@@ -406,10 +402,3 @@ class Tracing:
                 )
         self.outputs = OutputLayout(spec, tuple(layout))
         return results
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A leaf of the caller's inputs that is no tensor."""
-
-    value: Any

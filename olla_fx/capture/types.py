@@ -161,6 +161,11 @@ class StepRequest:
         """Return all modules that the step runs, by name."""
         return step_modules(self.model, self.loss_fn)
 
+    @property
+    def runs_in_micro_batches(self) -> bool:
+        """True if the step runs part by part, with the update after the last one."""
+        return self.mode is Mode.TRAINING and self.options.accumulation_steps > 1
+
 
 def plan_device(request: StepRequest, slots: Sequence[Sequence[TensorSlot]]) -> torch.device:
     """Return the one device of a step's tensors; meta tensors are planned as if on the CPU.

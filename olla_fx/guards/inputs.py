@@ -125,7 +125,7 @@ class StepInput:
     spec: TensorSpec | None
     batch: TensorSpec | None = None
 
-    def stand_in(self, meta_as: torch.device) -> torch.Tensor | float:
+    def stand_in(self, meta_as: torch.device) -> Any:
         """Return a new value of this kind: of a micro-batch the first part of a batch, of a scalar 0.5.
 
         Args:

@@ -56,7 +56,7 @@ def test_one_micro_batch_is_planned_for_all():
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter is not model.unreached)
     assert 0 < two.static_bytes - one.static_bytes - trained * 4 < 64 * len(list(model.parameters()))
     assert two.static_bytes == eight.static_bytes
-    assert eight.baseline.live_peak_bytes == plan_in_parts(4).baseline.live_peak_bytes
+    assert eight.baseline.requests == plan_in_parts(4).baseline.requests
     assert "micro-batches" in eight.report()
     assert Plan.from_json(eight.to_json()) == eight
 
@@ -81,7 +81,7 @@ def test_the_buffer_is_as_large_as_the_update_needs():
 
 
 class ManyInputs(nn.Module):
-    """Two parameters tied, one frozen; inputs of a batch's length and others; a counter and batch statistics."""
+    """Tied and frozen parameters, inputs of a batch's length and others, a counter and batch statistics."""
 
     def __init__(self):
         super().__init__()
