@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from olla_fx import arena, disk_cache, torch_compat
 from olla_fx.arena import Binding
@@ -32,6 +32,7 @@ class CompileRequest:
         step: the user's model, inputs and options.
         in_buffer: False if the step is to run with the stock allocator.
         runs: False if only the plan's figures are wanted: nothing is emitted or kept on disk.
+        captured: what to plan if it was captured before, as the update after micro-batches.
         earlier: the result of the first stages (capture, passes, dataflow), to plan a step again.
         problem: the captured problem with recorded workspaces, to plan instead of it.
     """
@@ -39,6 +40,7 @@ class CompileRequest:
     step: StepRequest
     in_buffer: bool = True
     runs: bool = True
+    captured: CapturedStep | None = None
     earlier: CompiledStep | None = None
     problem: Problem | None = None
 
@@ -73,7 +75,7 @@ def compile_step(request: CompileRequest) -> CompiledStep:
     seconds: dict[str, float] = {}
     if request.earlier is None:
         with _timed("capture", seconds):
-            captured = capture(request.step)
+            captured = request.captured or capture(request.step)
         with _timed("passes", seconds):
             graph_module = run_passes(captured)
         with _timed("dataflow", seconds):
@@ -110,6 +112,31 @@ def _usual_gradients(captured: CapturedStep) -> GradientsInBuffer:
     return GradientsInBuffer(
         frozenset(at for at, index in pairs if captured.inputs[index].role is Role.PARAMETER)
     )
+
+
+def compile_update(request: CompileRequest, step: CompiledStep) -> CompiledStep | None:
+    """Plan the weight update that follows a step's micro-batches; None if the step has it in itself.
+
+    Args:
+        request: for the step.
+        step: the result.
+
+    Raises:
+        SolverUnavailableError: as :func:`compile_step`.
+    """
+    update = step.captured.update
+    return None if update is None else compile_step(replace(request, captured=update))
+
+
+def plan_of(step: CompiledStep, update: CompiledStep | None) -> Plan:
+    """Return the plan of a step with that of the update after its micro-batches, if it has these."""
+    if update is None:
+        return step.plan
+    seconds = dict(step.plan.timings)
+    for stage, more in update.plan.timings.items():
+        seconds[stage] = seconds.get(stage, 0.0) + more
+    micro_batches = step.captured.micro_batches
+    return replace(step.plan, timings=seconds, micro_batches=micro_batches, update=update.plan)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,10 @@ memory and is emitted right before its first user.
 Edges beyond producer → consumer are hazards, found by walking the captured order, which is the
 step's meaning: a write waits for the last write and for every read since; a read waits for the last
 write. Operators that draw random numbers keep their order among themselves.
+
+A step that raises leaves what eager leaves, since effects (writes to the caller's tensors and random draws)
+and operators that may raise (:func:`olla_fx.fx_graph.may_raise`) keep their captured order, and effects after
+the loss wait for it.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from olla_fx.fx_graph import (
     forward_backward_boundary,
     is_free,
     is_on,
+    may_raise,
     storages_of,
     written_arguments,
 )
@@ -131,6 +136,8 @@ class _Builder:
         self.tied: list[int] = []
         self.boundary: int | None = None
         self.outputs: set[int | None] = set()
+        self.static_writers: set[int] = set()
+        self.delivering: set[int] = set()
 
     def add(self, node: fx.Node) -> None:
         if node.op in ("placeholder", "get_attr"):
@@ -140,7 +147,7 @@ class _Builder:
             for argument in self._returned(node):
                 for returned in storages_of(argument.meta.get("val")):
                     if returned is not None:
-                        self.storages[returned].is_output = True
+                        self._deliver(self.storages[returned])
         elif node.target is forward_backward_boundary:
             self._add_boundary(node)
         elif node.target is end_of_backward:
@@ -149,6 +156,11 @@ class _Builder:
             self.number_sources[node] = self._numbers_of(node)
         else:
             self._add_operator(node)
+
+    def _deliver(self, storage: _Storage) -> None:
+        storage.is_output = True
+        if storage.producer is not None and self.boundary is None:
+            self.delivering.add(storage.producer)
 
     def _returned(self, output: fx.Node) -> Iterator[fx.Node]:
         """Yield the results that are allocated outside; gradients follow those that the boundary has."""
@@ -183,6 +195,7 @@ class _Builder:
         self.operators.append(node)
         self.results.append([])
         self.before.update((operator, index) for operator in self.tied)
+        self.delivering = {index}
         for result in pytree.tree_leaves(node.args[0]):
             for key in storages_of(result.meta.get("val")) if isinstance(result, fx.Node) else ():
                 if key is not None:
@@ -222,6 +235,8 @@ class _Builder:
         for key in written:
             if key is not None:
                 self._write(self.storages[key], index)
+        if self._is_static(written):
+            self.static_writers.add(index)
         if self._is_the_callers(read) or draws_random_numbers(node):
             self._tie(index)
         self._chain_random(node, index)
@@ -230,8 +245,10 @@ class _Builder:
 
     def _is_the_callers(self, keys: set[int | None]) -> bool:
         """Return True if the caller holds one of some storages between forward and backward."""
-        static = any(key is not None and self.storages[key].producer is None for key in keys)
-        return static or not keys.isdisjoint(self.outputs)
+        return self._is_static(keys) or not keys.isdisjoint(self.outputs)
+
+    def _is_static(self, keys: set[int | None]) -> bool:
+        return any(key is not None and self.storages[key].producer is None for key in keys)
 
     def _tie(self, index: int) -> None:
         """Keep an operator on its side of the forward/backward boundary."""
@@ -273,7 +290,53 @@ class _Builder:
             results.append(key if key is not None and self.storages[key].on_device else None)
         self.results.append(results)
 
+    def _keep_effects_in_order(self) -> None:
+        """Let effects and operators that may raise wait for each other as captured; see the module docstring.
+
+        An edge that others imply is left out.
+        """
+        last = max(self.delivering, default=-1)
+        checks = {index for index, node in enumerate(self.operators[: last + 1]) if may_raise(node)}
+        draws = {index for index, node in enumerate(self.operators) if draws_random_numbers(node)}
+        effects = self.static_writers | draws
+        noted = checks | self.delivering | {index for index in effects if index <= last}
+        bits = {index: 1 << position for position, index in enumerate(sorted(noted))}
+        sources = self._sources()
+        waits_for: list[int] = []
+        since_check: list[int] = []
+        check: list[int] = []
+        for index, own_sources in enumerate(sources):
+            reached = 0
+            for source in own_sources:
+                reached |= waits_for[source] | bits.get(source, 0)
+            wanted: list[int] = []
+            if index in checks:
+                wanted, since_check = [*check, *since_check], []
+            elif index in effects:
+                wanted = check if index <= last else [*self.delivering, *check]
+            for source in wanted:
+                if not reached & bits[source]:
+                    self.before.add((source, index))
+                    reached |= waits_for[source] | bits[source]
+            waits_for.append(reached)
+            if index in checks:
+                check = [index]
+            elif index in effects and index <= last:
+                since_check.append(index)
+
+    def _sources(self) -> list[set[int]]:
+        """Return for each operator those that it waits for."""
+        sources: list[set[int]] = [set() for _ in self.operators]
+        for source, index in self.before:
+            sources[index].add(source)
+        for storage in self.storages.values():
+            if storage.producer is not None:
+                for user in storage.users - {storage.producer}:
+                    sources[user].add(storage.producer)
+        return sources
+
     def finish(self) -> Dataflow:
+        self._keep_effects_in_order()
         position = {key: index for index, key in enumerate(self.storages)}
         problem = Problem(
             operators=tuple(Operator(node.name) for node in self.operators),

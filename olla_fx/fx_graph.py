@@ -22,6 +22,26 @@ IN_BACKWARD = "in_backward"
 RECOMPUTED = "recomputed"
 """Key of ``node.meta``: True if a checkpoint runs the operator again to get back what it did not save."""
 
+_RAISING = frozenset(
+    overload
+    for name in (
+        # an index out of range
+        "embedding", "_embedding_bag", "_embedding_bag_forward_only", "embedding_renorm_", "nll_loss_forward",
+        "nll_loss2d_forward", "multi_margin_loss", "multilabel_margin_loss_forward", "index", "_unsafe_index",
+        "index_select", "gather", "take", "put", "scatter", "scatter_add", "scatter_reduce", "index_put",
+        "_unsafe_index_put", "index_add", "index_copy", "index_fill", "index_reduce", "masked_scatter",
+        "max_unpool2d", "max_unpool3d", "_ctc_loss", "repeat_interleave", "bincount", "segment_reduce",
+        # a probability or a scale out of range
+        "binary_cross_entropy", "bernoulli", "multinomial", "normal", "poisson", "binomial",
+        # a matrix without a decomposition
+        "_linalg_svd", "_linalg_eigh", "linalg_eig", "cholesky", "linalg_lstsq",
+    )
+    for packet in (getattr(torch.ops.aten, name, None), getattr(torch.ops.aten, f"{name}_", None))
+    if packet is not None
+    for overload in (getattr(packet, overload_name) for overload_name in packet.overloads())
+)  # fmt: skip
+"""Operators whose kernels on the CPU check values, and raise."""
+
 
 def storages_of(value: object) -> list[int | None]:
     """Return the storage of each flattened item of a node's value; None if it is no tensor."""
@@ -55,6 +75,11 @@ def may_draw(operator: torch_compat.OpOverload) -> bool:
 
 _NEVER_DRAW = frozenset({torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default})
 """Operators that are tagged as random but refuse to drop anything."""
+
+
+def may_raise(node: fx.Node) -> bool:
+    """Return True if an operator raises for some values of its arguments: an index out of range, say."""
+    return node.target in _RAISING
 
 
 def is_on(tensor: torch.Tensor, device: torch.device) -> bool:

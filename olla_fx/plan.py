@@ -31,6 +31,10 @@ class Plan:
         baseline: what eager PyTorch needs for the same step; None if nobody asked.
         timings: seconds a stage: ``capture``, ``passes``, ``dataflow``, ``order``, ``place``, ``emit``.
         recomputed_operators: operators that run a second time because the model checkpoints activations.
+        micro_batches: how often the planned operators run in a step, with one part of the batch after the
+            other. Their gradients accumulate in static arrays.
+        update: the plan of the weight update that follows several micro-batches, in the same buffer. The
+            figures below are of both.
     """
 
     problem: Problem
@@ -38,6 +42,8 @@ class Plan:
     baseline: Baseline | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
     recomputed_operators: int = 0
+    micro_batches: int = 1
+    update: Plan | None = None
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -52,27 +58,27 @@ class Plan:
     @property
     def buffer_bytes(self) -> int:
         """Size of the one buffer."""
-        return self.memory.buffer_bytes
+        return max(plan.memory.buffer_bytes for plan in self._parts)
 
     @property
     def peak_bytes(self) -> int:
         """Most bytes of planned arrays and workspaces alive at once."""
-        return self.memory.peak_bytes
+        return max(plan.memory.peak_bytes for plan in self._parts)
 
     @property
     def lower_bound_bytes(self) -> int:
         """The peak that no order can beat, in bytes."""
-        return self.memory.lower_bound_bytes
+        return max(plan.memory.lower_bound_bytes for plan in self._parts)
 
     @property
     def is_optimal(self) -> bool:
         """Return True if the peak equals the proven bound."""
-        return self.memory.is_optimal
+        return self.peak_bytes == self.lower_bound_bytes
 
     @property
     def fragmentation(self) -> float:
         """``(buffer - peak) / buffer``."""
-        return self.memory.fragmentation
+        return (self.buffer_bytes - self.peak_bytes) / self.buffer_bytes if self.buffer_bytes else 0.0
 
     @property
     def provenance(self) -> Provenance:
@@ -87,12 +93,19 @@ class Plan:
     @property
     def output_bytes(self) -> int:
         """Bytes that the step hands to the caller, allocated outside the buffer."""
-        return sum(array.size_bytes for array in self.problem.arrays if array.kind is ArrayKind.OUTPUT)
+        sizes = (array.size_bytes for array in self.problem.arrays if array.kind is ArrayKind.OUTPUT)
+        return sum(sizes) * self.micro_batches
 
     @property
     def workspace_bytes(self) -> int:
         """Largest workspace of one operator; 0 until a step was recorded."""
-        return max((operator.workspace_bytes for operator in self.problem.operators), default=0)
+        operators = (operator for plan in self._parts for operator in plan.problem.operators)
+        return max((operator.workspace_bytes for operator in operators), default=0)
+
+    @property
+    def _parts(self) -> tuple[Plan, ...]:
+        """The plans that run in the buffer, one after the other."""
+        return (self,) if self.update is None else (self, self.update)
 
     @property
     def total_bytes(self) -> int:
@@ -132,6 +145,11 @@ class Plan:
                 ("eager reserved (caching allocator model)", format_bytes(self.baseline.reserved_bytes)),
                 ("eager fragmentation", f"{self.baseline.fragmentation:.2%}"),
             ]
+        if self.update is not None:
+            rows += [
+                ("micro-batches, each of these operators", f"{self.micro_batches:,}"),
+                ("operators of the update after them", f"{len(self.update.order):,}"),
+            ]
         if self.recomputed_operators:
             rows.append(("operators recomputed for checkpoints", f"{self.recomputed_operators:,}"))
         methods = f"{self.provenance.order_found_by} / {self.provenance.order_proved_by or 'open'}"
@@ -147,6 +165,8 @@ class Plan:
             "baseline": None if self.baseline is None else self.baseline.to_json(),
             "timings": dict(self.timings),
             "recomputed_operators": self.recomputed_operators,
+            "micro_batches": self.micro_batches,
+            "update": None if self.update is None else self.update.to_json(),
         }
 
     @classmethod
@@ -165,11 +185,14 @@ class Plan:
             baseline = document["baseline"]
             timings = dict(document["timings"])
             recomputed = int(document["recomputed_operators"])
+            micro_batches = int(document.get("micro_batches", 1))
+            update = document.get("update")
         except (KeyError, TypeError) as error:
             raise ProblemError(f"the plan lacks {error}") from error
         validate(problem, memory)
         eager = None if baseline is None else Baseline.from_json(baseline)
-        return cls(problem, memory, eager, timings, recomputed)
+        later = None if update is None else cls.from_json(update)
+        return cls(problem, memory, eager, timings, recomputed, micro_batches, later)
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a JSON file."""

@@ -23,6 +23,9 @@ from olla_fx.eager.baseline import Baseline, dispatched_baseline
 from olla_fx.guards import Mode, Role, TensorSlot, TensorSpec
 from olla_fx.torch_compat import pytree
 
+_FOLLOWED = 3
+"""The number of micro-batches that are followed: later ones need what the second needs."""
+
 
 class FakeStep:
     """A fake copy of model, optimizer state and inputs; call it to run one eager step.
@@ -138,7 +141,9 @@ class FakeStep:
             if self._model_copy.loss_fn is None:
                 raise ValueError("a training step needs loss_fn")
             losses, count = [], self.request.options.accumulation_steps
-            for *inputs, target in micro_batches(self._inputs, count):
+            leaves, spec = pytree.tree_flatten(self._inputs)
+            for part in micro_batches(leaves, count)[:_FOLLOWED]:
+                *inputs, target = pytree.tree_unflatten(part, spec)
                 outputs = self._model_copy.model(*inputs)
                 loss = share_of_loss(self._model_copy.loss_fn(outputs, target), count)
                 del outputs

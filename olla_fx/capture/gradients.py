@@ -1,6 +1,7 @@
-"""Accumulates gradients over micro-batches and clips them, between backward and update.
+"""Cuts a batch into micro-batches, and clips the gradients that these add up to.
 
-Written with the operators of an eager loop that does the same::
+Gradients accumulate in tensors that the step makes (:mod:`olla_fx.run.micro_batches`), so that one
+micro-batch is captured and run again and again. The arithmetic is that of an eager loop::
 
     for x, y in zip(xs.chunk(k), ys.chunk(k)):
         (loss_fn(model(x), y) / k).backward()
@@ -20,19 +21,21 @@ from olla_fx.options import Options
 from olla_fx.torch_compat import pytree
 
 
-def micro_batches(arguments: Sequence[Any], count: int) -> list[Sequence[Any]]:
+def micro_batches(leaves: Sequence[Any], count: int) -> list[list[Any]]:
     """Cut a step's arguments into micro-batches: tensors of the batch's length are cut, others repeated.
 
     Args:
-        arguments: of the step; the length of the first tensor's first dimension is the batch size.
+        leaves: the arguments, flat; the length of the first tensor's first dimension is the batch size.
         count: the number of micro-batches.
+
+    Returns:
+        The flat arguments of each micro-batch, whose tensors are views.
 
     Raises:
         CaptureError: if the batch cannot be cut evenly.
     """
     if count == 1:
-        return [arguments]
-    leaves, spec = pytree.tree_flatten(list(arguments))
+        return [list(leaves)]
     lengths = [leaf.shape[0] for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
     if not lengths or lengths[0] % count:
         raise CaptureError(
@@ -45,9 +48,21 @@ def micro_batches(arguments: Sequence[Any], count: int) -> list[Sequence[Any]]:
         else [leaf] * count
         for leaf in leaves
     ]
-    return [
-        pytree.tree_unflatten([parts[index] for parts in parts_of_leaves], spec) for index in range(count)
-    ]
+    return [[parts[index] for parts in parts_of_leaves] for index in range(count)]
+
+
+def checked_loss(loss: object) -> torch.Tensor:
+    """Return what a loss function gave, if it can be differentiated.
+
+    Raises:
+        CaptureError: if it is no scalar, or depends on nothing that is trained.
+    """
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        given = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise CaptureError(f"loss_fn must return a scalar tensor, not {given}")
+    if not loss.requires_grad:
+        raise CaptureError("the loss depends on no parameter that the optimizer trains")
+    return loss
 
 
 def share_of_loss(loss: torch.Tensor, count: int) -> torch.Tensor:

@@ -1,8 +1,10 @@
-"""Lists the tensors of a step's modules, each with every place it is tied to."""
+"""Lists the tensors of a step's modules, each with every place it is tied to; holds inputs of other kinds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,6 +12,13 @@ from torch import nn
 from olla_fx import torch_compat
 from olla_fx.errors import CaptureError
 from olla_fx.guards import Role, TensorSlot
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A leaf of the caller's inputs that is no tensor."""
+
+    value: Any
 
 
 def tensor_slots(modules: Mapping[str, nn.Module]) -> list[list[TensorSlot]]:

@@ -8,6 +8,7 @@ computed, no memory is used, and the user's model and optimizer stay untouched.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -24,9 +25,10 @@ from olla_fx.capture.refusals import (
     refuse_mixed_types,
 )
 from olla_fx.capture.tracing import Tracing
-from olla_fx.capture.types import CapturedStep, StepRequest
+from olla_fx.capture.types import CapturedStep, OutputLayout, StepRequest
 from olla_fx.errors import CaptureError
-from olla_fx.guards import Mode, Role
+from olla_fx.guards import Mode, Role, StepInput
+from olla_fx.torch_compat import pytree
 
 
 def capture(request: StepRequest) -> CapturedStep:
@@ -49,11 +51,12 @@ def _capture(request: StepRequest) -> CapturedStep:
         tracing, graph_module = _trace(request, frozenset(tracing.without_gradient))
     if tracing.outputs is None:
         raise CaptureError(f"{type(request.model).__name__} returned nothing that can be captured")
-    return CapturedStep(
+    update_graph = _trace_update(tracing) if request.runs_in_micro_batches else None
+    captured = CapturedStep(
         mode=request.mode,
         graph_module=graph_module,
         inputs=tuple(tracing.inputs),
-        written=_written(graph_module),
+        written=_written(graph_module, tracing.inputs) | _written(update_graph, tracing.inputs),
         outputs=tracing.outputs,
         differentiable=tracing.differentiable,
         gradients=tracing.gradients,
@@ -65,6 +68,11 @@ def _capture(request: StepRequest) -> CapturedStep:
         reads=tracing.baked_values(),
         device=tracing.device,
     )
+    if update_graph is None:
+        return captured
+    nothing = OutputLayout(pytree.tree_structure([]), ())
+    update = replace(captured, graph_module=update_graph, outputs=nothing, recomputed=0)
+    return replace(captured, micro_batches=request.options.accumulation_steps, update=update)
 
 
 def _trace(request: StepRequest, unused: frozenset[str]) -> tuple[Tracing, fx.GraphModule]:
@@ -85,12 +93,23 @@ def _trace(request: StepRequest, unused: frozenset[str]) -> tuple[Tracing, fx.Gr
     return tracing, graph_module
 
 
-def _written(graph_module: fx.GraphModule) -> frozenset[int]:
-    """Return the placeholders that the step updates; functionalisation leaves one ``copy_`` for each."""
+def _trace_update(tracing: Tracing) -> fx.GraphModule:
+    with explained(tracing.request.model):
+        return torch_compat.trace_functional(tracing.update, tracing.flat_arguments, tracing.fake_mode)
+
+
+def _written(graph_module: fx.GraphModule | None, inputs: Sequence[StepInput]) -> frozenset[int]:
+    """Return the user's tensors that a graph updates; functionalisation leaves one ``copy_`` for each."""
+    if graph_module is None:
+        return frozenset()
     copies = graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     targets = {copy.args[0] for copy in copies}
     placeholders = graph_module.graph.find_nodes(op="placeholder")
-    return frozenset(index for index, node in enumerate(placeholders) if node in targets)
+    return frozenset(
+        index
+        for index, (node, step_input) in enumerate(zip(placeholders, inputs, strict=True))
+        if node in targets and step_input.role is not Role.GRADIENT
+    )
 
 
 def _tangents_of_gradients(graph_module: fx.GraphModule, tracing: Tracing) -> tuple[frozenset[int], ...]:

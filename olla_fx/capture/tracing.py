@@ -1,14 +1,15 @@
 """One tracing run: the fake arguments of a step, and the step as a function of them.
 
 The function calls the model, the loss, ``torch.autograd.grad`` and the optimizer's own ``step`` on copies of
-the user's objects that hold its arguments.
+the user's objects that hold its arguments. With ``accumulation_steps`` it is a function of one micro-batch,
+which adds its gradients to tensors that it is given; the update from these is a function of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,8 +19,15 @@ from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.eager import FakeStep
 from olla_fx.capture.eager_numerics import EagerNumerics
-from olla_fx.capture.gradients import clip, joined, micro_batches, refuse_sparse, separated, share_of_loss
-from olla_fx.capture.inputs import tensor_slots
+from olla_fx.capture.gradients import (
+    checked_loss,
+    clip,
+    micro_batches,
+    refuse_sparse,
+    separated,
+    share_of_loss,
+)
+from olla_fx.capture.inputs import Constant, tensor_slots
 from olla_fx.capture.model_copy import ModelCopy
 from olla_fx.capture.refusals import explained
 from olla_fx.capture.types import OutputAlias, OutputLayout, StepRequest, plan_device
@@ -93,6 +101,8 @@ class Tracing:
         self._add_examples()
         if request.mode is Mode.AUTOGRAD:
             self._add_tangents()
+        if self.request.runs_in_micro_batches:
+            self._add_gradients()
 
     def baked_values(self) -> Reads:
         """Return what the traced code read of its modules, as the user's own modules have it."""
@@ -104,10 +114,11 @@ class Tracing:
         tensor: torch.Tensor = slot.table(self._originals[slot.owner])[slot.key]
         return tensor
 
-    def _add(self, role: Role, name: str, spec: TensorSpec) -> torch.Tensor:
+    def _add(self, role: Role, name: str, spec: TensorSpec, batch: TensorSpec | None = None) -> torch.Tensor:
+        step_input = StepInput(role, name, spec, batch)
         with self.fake_mode:
-            fake = spec.empty(meta_as=self.device)
-        self.inputs.append(StepInput(role, name, spec))
+            fake: torch.Tensor = step_input.stand_in(self.device)
+        self.inputs.append(step_input)
         self.flat_arguments.append(fake)
         return fake
 
@@ -158,14 +169,24 @@ class Tracing:
     def _add_examples(self) -> None:
         leaves, self.example_spec = pytree.tree_flatten(self.request.inputs)
         self.example_leaves: list[Any] = []
-        for index, leaf in enumerate(leaves):
+        first = micro_batches(leaves, self.request.options.accumulation_steps)[0]
+        for index, (leaf, part) in enumerate(zip(leaves, first, strict=True)):
             if isinstance(leaf, torch.Tensor):
                 if leaf.requires_grad and self.request.mode is Mode.TRAINING:
                     raise CaptureError(f"input {index} {WANTS_GRADIENT}")
-                leaf = self._add(Role.EXAMPLE, str(index), TensorSpec.of(leaf))
+                batch = None if part is leaf else TensorSpec.of(leaf)
+                self._add(Role.EXAMPLE, str(index), TensorSpec.of(part), batch)
                 self.example_leaves.append(len(self.flat_arguments) - 1)
             else:
                 self.example_leaves.append(Constant(leaf))
+
+    def _add_gradients(self) -> None:
+        """Add the tensors in which gradients accumulate, each in its parameter's layout."""
+        specs = {item.name: item.spec for item in self.inputs if item.role is Role.PARAMETER}
+        for name in self.trained:
+            spec = specs[name]
+            if spec is not None:
+                self._add(Role.GRADIENT, name, replace(spec, requires_grad=False))
 
     def _add_tangents(self) -> None:
         """Add a tangent for each output that has a gradient; a first run under fake tensors tells which."""
@@ -266,32 +287,39 @@ class Tracing:
         leaves: Mapping[str, torch.Tensor],
         arguments: Sequence[Any],
     ) -> list[torch.Tensor]:
-        trained = [name for names in self._layout().parameters for name in names if name in self.state]
-        options, losses, answers = self.request.options, [], []
-        total: dict[str, torch.Tensor | None] = dict.fromkeys(trained)
-        for *inputs, target in micro_batches(arguments, options.accumulation_steps):
-            with torch.enable_grad(), self._autocast_cache():
-                outputs = self.model_copy.model(*inputs)
-                loss = share_of_loss(self._loss(outputs, target), options.accumulation_steps)
-            if not trained:
-                raise CaptureError("the loss depends on no parameter that the optimizer trains")
-            with self._gradients_made():
-                gradients = torch.autograd.grad(loss, [leaves[name] for name in trained], allow_unused=True)
-            for name, gradient in zip(trained, gradients, strict=True):
-                refuse_sparse(name, gradient)
-            own: Sequence[torch.Tensor | None] = gradients
-            if options.changes_gradients:
-                own = separated(gradients, [leaves[name] for name in trained])
-            for name, mine in zip(trained, own, strict=True):
-                _accumulate(total, name, mine)
-            losses.append(loss.detach())
-            answers.append(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs))
-        self.without_gradient = [name for name, gradient in total.items() if gradient is None]
+        trained, options = self.trained, self.request.options
+        *inputs, target = arguments
+        with torch.enable_grad(), self._autocast_cache():
+            outputs = self.model_copy.model(*inputs)
+            loss = share_of_loss(self._loss(outputs, target), options.accumulation_steps)
+        if not trained:
+            raise CaptureError("the loss depends on no parameter that the optimizer trains")
+        wanted = [leaves[name] for name in trained]
+        with self._gradients_made():
+            gradients: Sequence[torch.Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
+        for name, gradient in zip(trained, gradients, strict=True):
+            refuse_sparse(name, gradient)
+        self.without_gradient = [name for name, own in zip(trained, gradients, strict=True) if own is None]
         with torch.autocast(self.device.type, enabled=False):
-            clip(total, options)
-            self._update(values, {name: values[Role.PARAMETER, name] for name in trained}, total)
-            loss = sum(losses[1:], losses[0])
-        return self._flatten_outputs((loss, joined(answers)) if options.return_outputs else loss)
+            if self.request.runs_in_micro_batches:
+                for name, gradient in zip(trained, gradients, strict=True):
+                    if gradient is not None:
+                        values[Role.GRADIENT, name].add_(gradient)
+            else:
+                if options.changes_gradients:
+                    gradients = separated(gradients, wanted)
+                self._update(values, dict(zip(trained, gradients, strict=True)))
+        answer = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+        return self._flatten_outputs((loss.detach(), answer) if options.return_outputs else loss.detach())
+
+    def update(self, *flat: torch.Tensor) -> list[torch.Tensor]:
+        """Run what follows the last micro-batch; all results are written in place."""
+        names = [(step_input.role, step_input.name) for step_input in self.inputs]
+        values = dict(zip(names, flat, strict=True))
+        gradients = {name: values[Role.GRADIENT, name] for name in self.trained}
+        with self._mode, torch.autocast(self.device.type, enabled=False):
+            self._update(values, gradients)
+        return []
 
     @contextlib.contextmanager
     def _autocast_cache(self) -> Iterator[None]:
@@ -318,13 +346,12 @@ class Tracing:
     def _loss(self, outputs: Any, target: Any) -> torch.Tensor:
         if self.model_copy.loss_fn is None:
             raise CaptureError("a training step needs loss_fn")
-        loss = self.model_copy.loss_fn(outputs, target)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            given = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise CaptureError(f"loss_fn must return a scalar tensor, not {given}")
-        if not loss.requires_grad:
-            raise CaptureError("the loss depends on no parameter that the optimizer trains")
-        return loss
+        return checked_loss(self.model_copy.loss_fn(outputs, target))
+
+    @property
+    def trained(self) -> list[str]:
+        """The parameters that are updated, in the optimizer's order."""
+        return [name for names in self._layout().parameters for name in names if name in self.state]
 
     def _layout(self) -> OptimizerLayout:
         if self.layout is None:
@@ -334,11 +361,11 @@ class Tracing:
     def _update(
         self,
         values: Mapping[tuple[Role, str], torch.Tensor],
-        parameters: Mapping[str, torch.Tensor],
         gradients: Mapping[str, torch.Tensor | None],
     ) -> None:
         if self.request.optimizer is None:
             raise CaptureError("a training step needs an optimizer")
+        clip(gradients, self.request.options)
         scalars: dict[str, Any] = {}
         for slot in self._layout().scalars:
             scalars[slot.name] = values[Role.SCALAR, slot.name].item()
@@ -350,10 +377,8 @@ class Tracing:
             name: {key: values[Role.STATE, f"{name}.{key}"] for key in keys}
             for name, keys in self.state.items()
         }
-        optimizers.run_update(
-            self.request.optimizer, self._layout(), parameters_and_frozen(values, parameters), gradients,
-            state, scalars,
-        )  # fmt: skip
+        parameters = {name: tensor for (role, name), tensor in values.items() if role is Role.PARAMETER}
+        optimizers.run_update(self.request.optimizer, self._layout(), parameters, gradients, state, scalars)
 
     def _flatten_outputs(self, answer: Any) -> list[torch.Tensor]:
         """Return flat results, each behind a ``clone`` that keeps AOTAutograd from hiding its aliases.
@@ -381,27 +406,3 @@ class Tracing:
                 )
         self.outputs = OutputLayout(spec, tuple(layout))
         return results
-
-
-def _accumulate(total: dict[str, torch.Tensor | None], name: str, gradient: torch.Tensor | None) -> None:
-    """Add a gradient to the one before, as autograd adds to ``.grad``."""
-    before = total[name]
-    if before is not None and gradient is not None:
-        before.add_(gradient)
-    else:
-        total[name] = gradient if before is None else before
-
-
-def parameters_and_frozen(
-    values: Mapping[tuple[Role, str], torch.Tensor], trained: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Return all parameters by name: the optimizer skips frozen ones for want of a gradient."""
-    present = {name: tensor for (role, name), tensor in values.items() if role is Role.PARAMETER}
-    return present | dict(trained)
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A leaf of the caller's inputs that is no tensor."""
-
-    value: Any

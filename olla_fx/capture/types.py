@@ -103,6 +103,8 @@ class CapturedStep(Assumptions):
         gradients: indices of the placeholders whose gradients follow the answer among the results.
         gradient_tangents: for each gradient, the tangents that it depends on.
         recomputed: how many operators are there a second time because the model checkpoints activations.
+        micro_batches: how often it runs in a step, with one part of the batch after the other.
+        update: the weight update that follows several micro-batches; it has the same placeholders.
     """
 
     graph_module: fx.GraphModule
@@ -111,6 +113,8 @@ class CapturedStep(Assumptions):
     gradients: tuple[int, ...]
     gradient_tangents: tuple[frozenset[int], ...]
     recomputed: int
+    micro_batches: int = 1
+    update: CapturedStep | None = None
 
     @functools.cached_property
     def tangent_strides(self) -> tuple[tuple[int, ...], ...]:
@@ -156,6 +160,11 @@ class StepRequest:
     def modules(self) -> dict[str, nn.Module]:
         """Return all modules that the step runs, by name."""
         return step_modules(self.model, self.loss_fn)
+
+    @property
+    def runs_in_micro_batches(self) -> bool:
+        """True if the step runs part by part, with the update after the last one."""
+        return self.mode is Mode.TRAINING and self.options.accumulation_steps > 1
 
 
 def plan_device(request: StepRequest, slots: Sequence[Sequence[TensorSlot]]) -> torch.device:

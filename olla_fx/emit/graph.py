@@ -36,6 +36,7 @@ _PREFIX = {
     Role.SCALAR: "scalar",
     Role.EXAMPLE: "input",
     Role.TANGENT: "tangent",
+    Role.GRADIENT: "gradient",
 }
 
 

@@ -50,6 +50,8 @@ class Role(enum.StrEnum):
     SCALAR = "scalar"
     EXAMPLE = "input"
     TANGENT = "tangent"
+    GRADIENT = "gradient"
+    """What micro-batches add to and the update reads; no input of the user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +117,25 @@ class StepInput:
         role: where its value comes from.
         name: unique within its role, such as ``layer1.0.conv1.weight`` or ``group0.lr``.
         spec: the tensor it was planned for; None for scalars.
+        batch: of an input that is cut into micro-batches, the whole tensor; None for all others.
     """
 
     role: Role
     name: str
     spec: TensorSpec | None
+    batch: TensorSpec | None = None
+
+    def stand_in(self, meta_as: torch.device) -> Any:
+        """Return a new value of this kind: of a micro-batch the first part of a batch, of a scalar 0.5.
+
+        Args:
+            meta_as: the device for a tensor that is planned on the meta device.
+        """
+        if self.spec is None:
+            return 0.5
+        if self.batch is None:
+            return self.spec.empty(meta_as=meta_as)
+        return self.batch.empty(meta_as=meta_as)[: self.spec.shape[0]]
 
 
 _TABLE_NAMES = {Role.PARAMETER: "_parameters", Role.BUFFER: "_buffers"}

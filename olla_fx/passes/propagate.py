@@ -49,6 +49,5 @@ def propagate_fake_tensors(
     for node in graph_module.graph.nodes:
         node.meta.pop("val", None)
     with fake_mode, torch.no_grad():
-        specs = [step_input.spec for step_input in inputs]
-        arguments = [0.5 if spec is None else spec.empty(meta_as=device) for spec in specs]
+        arguments = [step_input.stand_in(device) for step_input in inputs]
         _Propagator(graph_module, fake_mode).run(*arguments)

@@ -55,6 +55,8 @@ def reinplace_updates(graph: fx.Graph) -> tuple[str, ...]:
             copy.replace_all_uses_with(copy.args[1])  # type: ignore[arg-type]
             graph.erase_node(copy)
             in_place.append(target.name)
+        else:
+            _move_up(target, copy, graph)
     return tuple(in_place)
 
 
@@ -69,6 +71,15 @@ def _trailing_copies(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
                 repeated.add(target)
             copies[target] = node
     return {target: copy for target, copy in copies.items() if target not in repeated}
+
+
+def _move_up(target: fx.Node, copy: fx.Node, graph: fx.Graph) -> None:
+    """Move a ``copy_`` from the end to where eager updates the target: behind the old value's last reader."""
+    value = copy.args[1]
+    before = {user for view in _views_of(target) for user in view.users} - {copy}
+    last = next(node for node in reversed(graph.nodes) if node is value or node in before)
+    if last.op != "placeholder" and last.op != "output":
+        last.append(copy)
 
 
 def _chain_from(target: fx.Node, value: object, graph: fx.Graph) -> list[fx.Node] | None:

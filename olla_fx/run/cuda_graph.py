@@ -101,6 +101,7 @@ class GraphedStep:
         fallback: the reason why steps run without a graph; None if there is none.
         captures: the number of captured graphs.
         replays: the number of replayed steps.
+        gradients: of a step in micro-batches, what these add to: a graph holds on to their addresses.
     """
 
     def __init__(self, captured: CapturedStep, executor: Executor) -> None:
@@ -123,6 +124,7 @@ class GraphedStep:
         self.fallback = _fallback_reason(captured)
         self.captures = 0
         self.replays = 0
+        self.gradients: list[torch.Tensor] = []
 
     def run(self, lease: Lease | None, values: Sequence[Any]) -> Any:
         """Run a step.

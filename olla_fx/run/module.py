@@ -23,7 +23,7 @@ from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Mode, StepRequest, TensorSpec
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.eager import eager_baseline
-from olla_fx.compile import CompileRequest, compile_step
+from olla_fx.compile import CompiledStep, CompileRequest, compile_step, compile_update
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.errors import StepModeError
 from olla_fx.guards import Prologue
@@ -40,6 +40,7 @@ from olla_fx.run.calls import (
 )
 from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
 from olla_fx.run.executor import Executor
+from olla_fx.run.micro_batches import run_micro_batches
 from olla_fx.run.pickling import carried, refuse_unnamed
 from olla_fx.run.plan_cache import CachedPlan, PlanCache, Strides
 from olla_fx.run.stats import StepReport, StepStats
@@ -155,12 +156,9 @@ class PlannedModule(nn.Module):
         compile_request = CompileRequest(request)
         step = compile_step(compile_request)
         captured = step.captured
-        # Only the user's objects: plans are made again from the compile request, without its inputs.
-        executor = Executor(replace(compile_request, step=self._request), step)
-        graphed = None
         if request.options.cuda_graph:
             check_graph_request(request, captured.device)
-            graphed = GraphedStep(captured, executor)
+        update = compile_update(compile_request, step)
         example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)
         own = self._request
         prologue = Prologue(
@@ -172,17 +170,33 @@ class PlannedModule(nn.Module):
             differentiates=own.mode is Mode.AUTOGRAD and torch.is_grad_enabled(),
         )
         kind = call_kind(own.model, own.mode, request.inputs)
-        planned = CachedPlan(key, kind, executor, prologue, example, graphed)
+        planned = CachedPlan(key, kind, *self._runners(step), prologue, example)
+        if update is not None:
+            executor, graphed = self._runners(update)
+            planned = replace(planned, update=replace(planned, executor=executor, graphed=graphed))
         self._plans.add(planned)
         return planned
 
+    def _runners(self, step: CompiledStep) -> tuple[Executor, GraphedStep | None]:
+        # Only the user's objects: plans are made again from the compile request, without its inputs.
+        executor = Executor(CompileRequest(self._request), step)
+        graphed = GraphedStep(step.captured, executor) if self._request.options.cuda_graph else None
+        return executor, graphed
+
     def _train(self, planned: CachedPlan, values: list[Any]) -> Any:
-        results = self._run(planned, self._turn.lease(wait=True), values)
+        if planned.update is None:
+            results = self._run_whole(planned, values)
+            answer = planned.executor.step.captured.outputs.rebuild(results)
+        else:
+            answer = run_micro_batches(planned, planned.update, values, self._run_whole)
         optimizer = self._request.optimizer
         if optimizer is not None:
             torch_compat.note_optimizer_stepped(optimizer)
             torch_compat.run_optimizer_post_hooks(optimizer)
-        return planned.executor.step.captured.outputs.rebuild(results)
+        return answer
+
+    def _run_whole(self, planned: CachedPlan, values: list[Any]) -> Any:
+        return self._run(planned, self._turn.lease(wait=True), values)
 
     def _infer(self, planned: CachedPlan, values: list[Any]) -> Any:
         results = self._run(planned, self._lease(), values)
@@ -218,7 +232,7 @@ class PlannedModule(nn.Module):
     @property
     def plan(self) -> Plan:
         """The plan of the last kind of call: with workspaces from the second call on."""
-        return self._current.executor.step.plan
+        return self._current.plan
 
     @property
     def graph_module(self) -> fx.GraphModule:
@@ -228,12 +242,12 @@ class PlannedModule(nn.Module):
     @property
     def stats(self) -> StepStats:
         """The statistics of all calls so far."""
-        executor = self._current.executor
+        current = self._current
         return StepStats(
-            binding=executor.step.binding,
-            counts=executor.counts,
-            outside_log=executor.outside_log,
-            graph_modules=executor.step.emitted.phases,
+            binding=current.executor.step.binding,
+            counts=current.counts,
+            outside_log=current.outside_log,
+            graph_modules=current.graph_modules,
             graphed=self._current.graphed,
             replans=self._replans,
             stock_runs=self._stock_runs,

@@ -17,9 +17,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import fx
 
+from olla_fx.arena import RunCounts
+from olla_fx.compile import plan_of
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.guards import Mismatch, Prologue
+from olla_fx.plan import Plan
 from olla_fx.run.cuda_graph import GraphedStep
 from olla_fx.run.executor import Executor
 
@@ -38,9 +42,10 @@ class CachedPlan:
         key: what tells calls apart by their inputs.
         kind: the mode of the call, and the modules' training flags.
         executor: ran it last.
+        graphed: launches it as CUDA graphs, if it is to be.
         prologue: gathers its inputs, and tells if it still fits the model.
         example: the inputs that it was planned for, their tensors as specs.
-        graphed: launches it as CUDA graphs, if it is to be.
+        update: of a step in micro-batches, what runs after the last of them.
         executors: run it for the gradients that are made in the buffer.
         suited: the gradients that suited the buffer at the last backward after a forward that saw ``.grad``,
             and after one that saw none.
@@ -51,9 +56,10 @@ class CachedPlan:
     key: Hashable
     kind: Hashable
     executor: Executor
+    graphed: GraphedStep | None
     prologue: Prologue
     example: Any
-    graphed: GraphedStep | None
+    update: CachedPlan | None = None
     executors: dict[GradientsInBuffer, Executor] = field(default_factory=dict)
     suited: dict[bool, GradientsInBuffer] = field(default_factory=dict)
     saw_gradients: bool | None = None
@@ -83,6 +89,30 @@ class CachedPlan:
                 self.executors = {}
             self.executors[wanted] = self.executor.planned_for(wanted)
         self.executor = self.executors[wanted]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in force."""
+        return plan_of(self.executor.step, None if self.update is None else self.update.executor.step)
+
+    @property
+    def graph_modules(self) -> tuple[fx.GraphModule, ...]:
+        """The graphs that run, in order."""
+        return tuple(graph for part in self._parts for graph in part.executor.step.emitted.phases)
+
+    @property
+    def counts(self) -> RunCounts:
+        """The requests of the last run, or of the last micro-batch and the update."""
+        return sum((part.executor.counts for part in self._parts), RunCounts())
+
+    @property
+    def outside_log(self) -> tuple[str, ...]:
+        """The unexpected ones among :attr:`counts`."""
+        return tuple(line for part in self._parts for line in part.executor.outside_log)
+
+    @property
+    def _parts(self) -> tuple[CachedPlan, ...]:
+        return (self,) if self.update is None else (self, self.update)
 
 
 class PlanCache:
