@@ -133,16 +133,14 @@ class PlannedModule(nn.Module):
             return fitting
         kind = call_kind(self._model, self._request.mode, inputs)
         reason = fitting.get(kind)
-        if reason is None:
-            # Another plan knows which parameters the optimizer is to hold by now.
-            self._current.prologue.adopt_parameters()
         lost = self._plans.drop_lost()
-        self._replans += lost or reason is not None
+        self._replans += lost
         logger.info("planning %s", f"again: {reason}" if reason else "for a new kind of call")
         strides = self._plans.gradient_strides(key, kind)
         planned = self._plan_step(
             key, replace(self._request, inputs=inputs, mode=kind[0], tangent_strides=strides)
         )
+        self._replans += reason is not None and not lost
         return planned, planned.prologue.gather(examples)
 
     def _plan_step(self, key: Hashable, request: StepRequest) -> CachedPlan:

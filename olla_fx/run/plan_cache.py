@@ -84,8 +84,6 @@ class PlanCache:
             values = plan.prologue.check(examples)
             if values is not None:
                 return self._used(plan), values
-        if plans:
-            plans[0].prologue.adopt_parameters()
         reasons: dict[Hashable, str] = {}
         for plan in plans:
             gathered = plan.prologue.run(examples)
