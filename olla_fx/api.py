@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from olla_fx.capture import Mode, StepRequest
-from olla_fx.capture.eager import eager_baseline
+from olla_fx.capture.eager import follow_eager
 from olla_fx.capture.optimizer import warn_about_fused
 from olla_fx.compile import CompileRequest, compile_step
 from olla_fx.errors import CaptureError
@@ -102,7 +102,7 @@ def plan(
     """
     request = _request(model, example_input, loss_fn, optimizer, changed_options(options, changes))
     step = compile_step(CompileRequest(request, runs=False))
-    return replace(step.plan, baseline=eager_baseline(request)) if baseline else step.plan
+    return replace(step.plan, baseline=follow_eager(request).baseline()) if baseline else step.plan
 
 
 def _request(

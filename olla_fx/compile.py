@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from olla_fx import arena, disk_cache, torch_compat
 from olla_fx.arena import Binding
 from olla_fx.capture import CapturedStep, StepRequest, capture
-from olla_fx.dataflow import Dataflow, build_dataflow
+from olla_fx.dataflow import Dataflow, arrays_of_last_results, build_dataflow
 from olla_fx.emit import EmittedStep, emit
 from olla_fx.passes import run_passes
 from olla_fx.plan import Plan
@@ -100,7 +100,14 @@ def compile_step(request: CompileRequest) -> CompiledStep:
             emitted = emit(dataflow, problem, memory, captured.inputs, begin_operator)
     if in_buffer:
         seconds["build"] = arena.build_seconds() or 0.0
-    plan = Plan(problem, memory, None, seconds, captured.recomputed)
+    plan = Plan(
+        problem,
+        memory,
+        timings=seconds,
+        recomputed_operators=captured.recomputed,
+        gradients=arrays_of_last_results(dataflow, len(captured.gradients)),
+        workspaces_recorded=request.problem is not None,
+    )
     return CompiledStep(captured, dataflow, plan, Binding.BUFFER if in_buffer else Binding.STOCK, emitted)
 
 

@@ -233,6 +233,25 @@ class _Builder:
         )
 
 
+def arrays_of_last_results(dataflow: Dataflow, count: int) -> tuple[str, ...]:
+    """Return the names of the arrays in which the graph's last results lie, if operators make them.
+
+    Args:
+        dataflow: the graph.
+        count: the number of results.
+    """
+    names: dict[int, str] = {}
+    for node, produced in zip(dataflow.operators, dataflow.produced, strict=True):
+        leaves = pytree.tree_leaves(node.meta.get("val"))
+        for leaf, array in zip(leaves, produced, strict=False):
+            if array is not None:
+                names[storage_key(leaf)] = dataflow.problem.arrays[array].name
+    results = pytree.tree_leaves(dataflow.graph_module.graph.output_node().args[0])
+    last = results[len(results) - count :]
+    keys = (key for result in last if isinstance(result, fx.Node) for key in storages_of(result.meta["val"]))
+    return tuple(dict.fromkeys(names[key] for key in keys if key in names))
+
+
 def _tensor_leaves(value: object) -> list[tuple[int, torch.Tensor]]:
     return [(storage_key(leaf), leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 

@@ -22,8 +22,8 @@ from torch import fx, nn
 from olla_fx import torch_compat
 from olla_fx.capture import Mode, StepRequest, TensorSpec
 from olla_fx.capture import optimizer as optimizers
-from olla_fx.capture.eager import eager_baseline
 from olla_fx.compile import CompileRequest, compile_step
+from olla_fx.eager.record import Recording
 from olla_fx.errors import StepModeError
 from olla_fx.guards import Prologue
 from olla_fx.plan import Plan
@@ -41,7 +41,7 @@ from olla_fx.run.executor import Executor
 from olla_fx.run.pickling import carried, refuse_unnamed
 from olla_fx.run.plan_cache import CachedPlan, PlanCache
 from olla_fx.run.shared_buffer import Lease, SharedBuffer
-from olla_fx.run.stats import StepReport, StepStats
+from olla_fx.run.stats import StepReport, StepStats, report_on
 from olla_fx.torch_compat import pytree
 
 logger = logging.getLogger(__name__)
@@ -249,15 +249,23 @@ class PlannedModule(nn.Module):
             raise StepModeError("the buffer holds activations that a backward still needs")
         self._buffer.poison(byte)
 
-    def report(self) -> StepReport:
-        """Compare the plan with eager and say how the last call was served; a table when printed.
+    def report(self, eager: Recording | None = None) -> StepReport:
+        """Compare the plan with eager and say how the last call was served; tables when printed.
 
-        Eager's need is followed under fake tensors, without the kernels' workspaces.
+        Eager's step is followed under fake tensors, nothing runs; from the second call on with the kernels'
+        workspaces that the first one recorded.
+
+        Args:
+            eager: a recording (:func:`olla_fx.record`) of the same step in eager, to take the figures
+                with workspaces from.
+
+        Raises:
+            RecordingError: if nothing was recorded.
         """
+        step = self._current.executor.step
         inputs = pytree.tree_map_only(TensorSpec, _on_meta, self._current.example)
-        mode = self._current.executor.step.captured.mode
-        baseline = eager_baseline(replace(self._request, inputs=inputs, mode=mode))
-        return StepReport(replace(self.plan, baseline=baseline), self.stats)
+        request = replace(self._request, inputs=inputs, mode=step.captured.mode)
+        return report_on(step, request, self.stats, eager)
 
     def __getattr__(self, name: str) -> Any:
         """Find whatever else the model has: its ``config``, or a method of its own, which runs in eager."""
