@@ -5,6 +5,7 @@
 
 from olla_fx.api import optimize, plan
 from olla_fx.arena import Binding, interrupted
+from olla_fx.dynamo import compiled_reports
 from olla_fx.eager.record import LoopReport, Recording, record
 from olla_fx.errors import (
     ArenaBusyError,
@@ -42,6 +43,7 @@ __all__ = [
     "StepInputError",
     "StepModeError",
     "UnsupportedOptimizerError",
+    "compiled_reports",
     "interrupted",
     "optimize",
     "plan",

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from olla_fx.capture import Mode, StepRequest
-from olla_fx.capture.eager import eager_baseline
+from olla_fx.capture.eager import follow_eager
 from olla_fx.capture.optimizer import warn_about_fused
 from olla_fx.compile import CompileRequest, compile_step, compile_update, plan_of
 from olla_fx.errors import CaptureError
@@ -104,7 +104,7 @@ def plan(
     compile_request = CompileRequest(request, runs=False)
     step = compile_step(compile_request)
     planned = plan_of(step, compile_update(compile_request, step))
-    return replace(planned, baseline=eager_baseline(request)) if baseline else planned
+    return replace(planned, baseline=follow_eager(request).baseline()) if baseline else planned
 
 
 def _request(

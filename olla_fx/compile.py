@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from olla_fx import arena, disk_cache, torch_compat
 from olla_fx.arena import Binding
 from olla_fx.capture import CapturedStep, Role, StepRequest, capture
-from olla_fx.dataflow import Dataflow, GradientsInBuffer, build_dataflow
+from olla_fx.dataflow import Dataflow, GradientsInBuffer, arrays_of_results, build_dataflow
 from olla_fx.emit import EmittedStep, emit
 from olla_fx.passes import run_passes
 from olla_fx.plan import Plan
@@ -102,7 +102,14 @@ def compile_step(request: CompileRequest) -> CompiledStep:
             emitted = emit(dataflow, problem, memory, captured.inputs, begin_operator)
     if in_buffer:
         seconds["build"] = arena.build_seconds() or 0.0
-    plan = Plan(problem, memory, None, seconds, captured.recomputed)
+    plan = Plan(
+        problem,
+        memory,
+        timings=seconds,
+        recomputed_operators=captured.recomputed,
+        gradients=_gradients_outside(captured, dataflow),
+        workspaces_recorded=request.problem is not None,
+    )
     return CompiledStep(captured, dataflow, plan, Binding.BUFFER if in_buffer else Binding.STOCK, emitted)
 
 
@@ -112,6 +119,16 @@ def _usual_gradients(captured: CapturedStep) -> GradientsInBuffer:
     return GradientsInBuffer(
         frozenset(at for at, index in pairs if captured.inputs[index].role is Role.PARAMETER)
     )
+
+
+def _gradients_outside(captured: CapturedStep, dataflow: Dataflow) -> tuple[str, ...]:
+    """Return the arrays of gradients that are not in the buffer."""
+    placeholders = dataflow.graph_module.graph.find_nodes(op="placeholder")
+    pairs = zip(placeholders, captured.inputs, strict=True)
+    accumulated = tuple(node.name for node, item in pairs if item.role is Role.GRADIENT)
+    results = captured.outputs.results
+    positions = [at for at in range(len(captured.gradients)) if at not in dataflow.gradients.kept]
+    return accumulated + arrays_of_results(dataflow, [results + at for at in positions])
 
 
 def compile_update(request: CompileRequest, step: CompiledStep) -> CompiledStep | None:

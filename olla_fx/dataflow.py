@@ -358,6 +358,27 @@ class _Builder:
         )
 
 
+def arrays_of_results(dataflow: Dataflow, indices: Sequence[int]) -> tuple[str, ...]:
+    """Return the names of the arrays in which some of the graph's results lie, if operators make them.
+
+    Args:
+        dataflow: the graph.
+        indices: of the results.
+    """
+    names: dict[int, str] = {}
+    for node, produced in zip(dataflow.operators, dataflow.produced, strict=True):
+        leaves = pytree.tree_leaves(node.meta.get("val"))
+        for leaf, array in zip(leaves, produced, strict=False):
+            if array is not None:
+                names[storage_key(leaf)] = dataflow.problem.arrays[array].name
+    results = pytree.tree_leaves(dataflow.graph_module.graph.output_node().args[0])
+    chosen = [results[index] for index in indices]
+    keys = (
+        key for result in chosen if isinstance(result, fx.Node) for key in storages_of(result.meta["val"])
+    )
+    return tuple(dict.fromkeys(names[key] for key in keys if key in names))
+
+
 def _tensor_leaves(value: object) -> list[tuple[int, torch.Tensor]]:
     return [(storage_key(leaf), leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 

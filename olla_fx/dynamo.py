@@ -3,14 +3,17 @@
 A piece is planned like a module in the caller's own loop, forward and backward together, when it is first
 called with inputs of a new kind, so that sizes that Dynamo left open are known. Parameters and buffers
 reach it as inputs. Pieces on both sides of a graph break are alive together, so each has a buffer of its
-own. A piece that cannot be captured runs as by AOTAutograd, with one warning.
+own. A piece that cannot be captured runs as by AOTAutograd, with one warning. :func:`compiled_reports` lists
+the reports of all pieces that have a plan.
 """
 
 from __future__ import annotations
 
 import collections
 import copy
+import itertools
 import warnings
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +26,22 @@ from olla_fx.errors import CaptureError, StepInputError
 from olla_fx.options import Options
 from olla_fx.run import PlannedModule
 from olla_fx.run.calls import shows_the_model
+from olla_fx.run.stats import StepReport
 from olla_solvers.errors import OptionError
+
+_pieces: weakref.WeakValueDictionary[int, PlannedPiece] = weakref.WeakValueDictionary()
+"""The pieces that Dynamo holds on to, in the order in which it cut them out."""
+_piece_numbers = itertools.count()
+
+
+def compiled_reports() -> list[StepReport]:
+    """Return the reports of the planned graphs of ``torch.compile``, in the order of their making.
+
+    Graphs that no compiled model uses any longer are left out, and so are those that run without a plan or
+    have not been called yet.
+    """
+    modules = [piece.module for _, piece in sorted(_pieces.items())]
+    return [module.report() for module in modules if module is not None]
 
 
 class PlannedPiece:
@@ -45,6 +63,7 @@ class PlannedPiece:
         self._unplanned = UnplannedPiece(self._piece, self._options.cache_size_limit)
         self._is_refused = False
         self.module: PlannedModule | None = None
+        _pieces[next(_piece_numbers)] = self
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the graph."""

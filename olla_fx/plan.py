@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +12,32 @@ from olla_fx.eager.baseline import Baseline
 from olla_fx.report.plot import plot_plan
 from olla_fx.report.snapshot import write_snapshot
 from olla_fx.report.table import format_bytes, format_table
+from olla_fx.report.totals import Totals, rows_of_totals
+from olla_solvers.analysis import peak_bytes
+from olla_solvers.baselines.caching_allocator import CachingAllocatorModel
 from olla_solvers.errors import ProblemError
 from olla_solvers.plan import MemoryPlan, Provenance
 from olla_solvers.plan_json import plan_from_json, plan_to_json
-from olla_solvers.problem import ArrayKind, Offset, Problem
+from olla_solvers.problem import ArrayKind, Offset, Operator, Problem
 from olla_solvers.validate import validate
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """A validated plan; prints as one line, and :meth:`report` as a table.
+    """A validated plan; prints as one line, and :meth:`report` as tables.
 
     Attributes:
         problem: the operators and arrays that were planned.
         memory: order, offsets and figures.
-        baseline: what eager PyTorch needs for the same step; None if nobody asked.
+        baseline: what eager PyTorch needs for the same step, workspaces aside; None if nobody asked.
         timings: seconds a stage: ``capture``, ``passes``, ``dataflow``, ``order``, ``place``, ``emit``.
         recomputed_operators: operators that run a second time because the model checkpoints activations.
+        gradients: the arrays of gradients that are outside the buffer: the caller's, in a loop of their own,
+            and those that micro-batches add up.
+        baseline_with_workspaces: what eager needs with kernels' workspaces; None if these are not known.
+        workspaces_recorded: True if the plan has the workspaces that a recorded run showed.
         micro_batches: how often the planned operators run in a step, with one part of the batch after the
             other. Their gradients accumulate in static arrays.
         update: the plan of the weight update that follows several micro-batches, in the same buffer. The
@@ -42,6 +49,9 @@ class Plan:
     baseline: Baseline | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
     recomputed_operators: int = 0
+    gradients: tuple[str, ...] = ()
+    baseline_with_workspaces: Baseline | None = None
+    workspaces_recorded: bool = False
     micro_batches: int = 1
     update: Plan | None = None
 
@@ -87,14 +97,25 @@ class Plan:
 
     @property
     def static_bytes(self) -> int:
-        """Parameters, buffers, optimizer state and inputs: the caller's, alive all the time."""
-        return self.problem.static_bytes
+        """Parameters, buffers, optimizer state and inputs (of one micro-batch), alive all the time."""
+        return self.problem.static_bytes - self._gradient_bytes(ArrayKind.STATIC)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients that are outside the buffer."""
+        return self._gradient_bytes(*ArrayKind)
+
+    def _gradient_bytes(self, *kinds: ArrayKind) -> int:
+        gradients = set(self.gradients)
+        arrays = (array for array in self.problem.arrays if array.name in gradients)
+        return sum(array.size_bytes for array in arrays if array.kind in kinds)
 
     @property
     def output_bytes(self) -> int:
-        """Bytes that the step hands to the caller, allocated outside the buffer."""
-        sizes = (array.size_bytes for array in self.problem.arrays if array.kind is ArrayKind.OUTPUT)
-        return sum(sizes) * self.micro_batches
+        """Bytes that the step returns, allocated outside the buffer; without gradients."""
+        gradients = set(self.gradients)
+        outputs = (array for array in self.problem.arrays if array.kind is ArrayKind.OUTPUT)
+        return sum(array.size_bytes for array in outputs if array.name not in gradients) * self.micro_batches
 
     @property
     def workspace_bytes(self) -> int:
@@ -109,8 +130,55 @@ class Plan:
 
     @property
     def total_bytes(self) -> int:
-        """Static, output and buffer bytes together."""
-        return self.static_bytes + self.output_bytes + self.buffer_bytes
+        """Static, gradient, output and buffer bytes together: all that is there at the end of the step."""
+        return self.static_bytes + self.gradient_bytes + self.output_bytes + self.buffer_bytes
+
+    @property
+    def totals(self) -> Totals:
+        """What the planned step needs at its worst moment, its end: the buffer stands until then.
+
+        Without workspaces the buffer counts with the peak of its arrays.
+        """
+        other_bytes = self._array_peak_bytes() if self.workspaces_recorded else self.buffer_bytes
+        model = CachingAllocatorModel()
+        outside = [array.size_bytes for array in self.problem.arrays if array.kind is ArrayKind.OUTPUT]
+        for block, size_bytes in enumerate([self.buffer_bytes, *outside]):
+            model.allocate(block, size_bytes)
+        return Totals(
+            self.static_bytes,
+            self.gradient_bytes,
+            self.output_bytes,
+            other_bytes,
+            self.total_bytes if self.workspaces_recorded else None,
+            model.reserved_bytes,
+            model.fragmentation,
+        )
+
+    @property
+    def eager_totals(self) -> Totals | None:
+        """What eager PyTorch needs at its worst moment; None if nobody asked."""
+        alone, measured = self.baseline, self.baseline_with_workspaces
+        if alone is None:
+            return None
+        allocator = measured or alone
+        return Totals(
+            self.static_bytes,
+            alone.gradient_bytes,
+            alone.output_bytes,
+            alone.live_peak_bytes - alone.gradient_bytes - alone.output_bytes,
+            None if measured is None else self.static_bytes + measured.live_peak_bytes,
+            allocator.reserved_bytes,
+            allocator.fragmentation,
+        )
+
+    def _array_peak_bytes(self) -> int:
+        """Return the peak of the order without workspaces."""
+        peaks = []
+        for plan in self._parts:
+            index = {operator.name: position for position, operator in enumerate(plan.problem.operators)}
+            alone = replace(plan.problem, operators=tuple(Operator(name) for name in index))
+            peaks.append(peak_bytes(alone, [index[name] for name in plan.order]))
+        return max(peaks)
 
     def __repr__(self) -> str:
         """Return the figures that matter, in one line."""
@@ -121,37 +189,36 @@ class Plan:
         )
 
     def report(self) -> str:
-        """Return the figures as a table."""
-        return format_table(self.rows())
+        """Return two tables: what the step needs beside eager PyTorch, and the figures of the plan."""
+        return f"{format_table(self.rows_of_totals())}\n\n{format_table(self.rows())}"
+
+    def rows_of_totals(self) -> list[tuple[str, ...]]:
+        """Return the rows of the first table of :meth:`report`, the head first."""
+        return rows_of_totals(self.totals, self.eager_totals)
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return the rows of :meth:`report`: a name and a figure with its unit."""
+        """Return the rows of the second table of :meth:`report`: a name and a figure with its unit."""
         gap = (self.peak_bytes - self.lower_bound_bytes) / self.peak_bytes if self.peak_bytes else 0.0
         rows = [
             ("operators", f"{len(self.order):,}"),
+            ("buffer", format_bytes(self.buffer_bytes)),
             ("planned peak", format_bytes(self.peak_bytes)),
             ("lower bound", format_bytes(self.lower_bound_bytes)),
             ("optimal", "yes, proven" if self.is_optimal else f"gap {gap:.2%}"),
-            ("buffer", format_bytes(self.buffer_bytes)),
             ("fragmentation", f"{self.fragmentation:.2%}"),
-            ("largest workspace", format_bytes(self.workspace_bytes)),
-            ("outputs, outside the buffer", format_bytes(self.output_bytes)),
-            ("static (parameters, state, inputs)", format_bytes(self.static_bytes)),
-            ("static, outputs and buffer", format_bytes(self.total_bytes)),
         ]
-        if self.baseline is not None:
-            rows += [
-                (f"eager live peak ({self.baseline.source})", format_bytes(self.baseline.live_peak_bytes)),
-                ("eager reserved (caching allocator model)", format_bytes(self.baseline.reserved_bytes)),
-                ("eager fragmentation", f"{self.baseline.fragmentation:.2%}"),
-            ]
         if self.update is not None:
             rows += [
                 ("micro-batches, each of these operators", f"{self.micro_batches:,}"),
                 ("operators of the update after them", f"{len(self.update.order):,}"),
             ]
+        if self.workspaces_recorded:
+            rows.append(("largest workspace, in the buffer", format_bytes(self.workspace_bytes)))
         if self.recomputed_operators:
             rows.append(("operators recomputed for checkpoints", f"{self.recomputed_operators:,}"))
+        eager = self.baseline_with_workspaces or self.baseline
+        if eager is not None:
+            rows.append(("eager's step", eager.source.value))
         methods = f"{self.provenance.order_found_by} / {self.provenance.order_proved_by or 'open'}"
         stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in self.timings.items())
         return [*rows, ("order found by / proved by", methods), ("seconds", stages)]
@@ -162,9 +229,12 @@ class Plan:
             "format": FORMAT,
             "problem": self.problem.to_json(),
             "plan": plan_to_json(self.memory),
-            "baseline": None if self.baseline is None else self.baseline.to_json(),
+            "baseline": _baseline_to_json(self.baseline),
+            "baseline_with_workspaces": _baseline_to_json(self.baseline_with_workspaces),
             "timings": dict(self.timings),
             "recomputed_operators": self.recomputed_operators,
+            "gradients": list(self.gradients),
+            "workspaces_recorded": self.workspaces_recorded,
             "micro_batches": self.micro_batches,
             "update": None if self.update is None else self.update.to_json(),
         }
@@ -182,17 +252,23 @@ class Plan:
         try:
             problem = Problem.from_json(document["problem"])
             memory = plan_from_json(document["plan"])
-            baseline = document["baseline"]
-            timings = dict(document["timings"])
-            recomputed = int(document["recomputed_operators"])
-            micro_batches = int(document.get("micro_batches", 1))
-            update = document.get("update")
+            update = document["update"]
+            plan = cls(
+                problem,
+                memory,
+                _baseline_from_json(document["baseline"]),
+                dict(document["timings"]),
+                int(document["recomputed_operators"]),
+                tuple(map(str, document["gradients"])),
+                _baseline_from_json(document["baseline_with_workspaces"]),
+                bool(document["workspaces_recorded"]),
+                int(document["micro_batches"]),
+                None if update is None else cls.from_json(update),
+            )
         except (KeyError, TypeError) as error:
             raise ProblemError(f"the plan lacks {error}") from error
         validate(problem, memory)
-        eager = None if baseline is None else Baseline.from_json(baseline)
-        later = None if update is None else cls.from_json(update)
-        return cls(problem, memory, eager, timings, recomputed, micro_batches, later)
+        return plan
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a JSON file."""
@@ -229,3 +305,11 @@ class Plan:
             path: of the pickle file, as ``torch.cuda.memory._dump_snapshot`` writes it.
         """
         write_snapshot(self.problem, self.memory, path)
+
+
+def _baseline_to_json(baseline: Baseline | None) -> dict[str, Any] | None:
+    return None if baseline is None else baseline.to_json()
+
+
+def _baseline_from_json(document: Mapping[str, Any] | None) -> Baseline | None:
+    return None if document is None else Baseline.from_json(document)

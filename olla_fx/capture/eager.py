@@ -6,7 +6,7 @@ living in ``.grad`` as eager keeps them. It tells which parameters get a gradien
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,11 +15,11 @@ from torch import nn
 from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.constant_folding import ConstantFolding
-from olla_fx.capture.gradients import clip, micro_batches, share_of_loss
+from olla_fx.capture.gradients import clip_gradients_of, micro_batches, share_of_loss
 from olla_fx.capture.inputs import tensor_slots
 from olla_fx.capture.model_copy import ModelCopy
 from olla_fx.capture.types import OutputAlias, StepRequest, plan_device
-from olla_fx.eager.baseline import Baseline, dispatched_baseline
+from olla_fx.eager.baseline import FollowedStep, Signature, StepResults, follow_step
 from olla_fx.guards import Mode, Role, TensorSlot, TensorSpec
 from olla_fx.torch_compat import pytree
 
@@ -88,17 +88,18 @@ class FakeStep:
         scalars |= {slot.name: self._empty(slot.read(groups)) for slot in layout.tensors}
         return layout, state, scalars
 
-    def __call__(self) -> object:
-        """Run one eager step; gradients are left in ``.grad`` until the update is done."""
+    def __call__(self) -> StepResults:
+        """Run one eager step; its results are held as a loop holds them, gradients in ``.grad``."""
         with self.fake_mode, ConstantFolding():
             if self.request.mode is Mode.INFERENCE:
                 with torch.no_grad():
-                    return self._model_copy.model(*self._inputs)
-            if self.request.mode is Mode.AUTOGRAD:
-                return self.backward()
-            loss = self.backward()
-            self._update()
-            return loss
+                    return StepResults(_tensors_in(self._model_copy.model(*self._inputs)))
+            outputs = self.backward()
+            leaves = [*self.parameters.values(), *_tensors_in(self._inputs)]
+            gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
+            if self.request.mode is Mode.TRAINING:
+                self._update()
+            return StepResults(outputs, gradients)
 
     def forward(self) -> list[torch.Tensor]:
         """Run forward only; return the tensors among its outputs."""
@@ -126,37 +127,40 @@ class FakeStep:
             for index, output in enumerate(outputs)
         ]
 
-    def backward(self) -> torch.Tensor:
-        """Run forward and backward only."""
+    def backward(self) -> list[torch.Tensor]:
+        """Run forward and backward only; return what the step returns."""
         with self.fake_mode, ConstantFolding(), torch.enable_grad():
             if self.request.mode is Mode.AUTOGRAD:
                 outputs = self.forward()
                 # Autograd follows the model's own tensors among the outputs without the plan.
                 pairs = zip(outputs, self.aliases(outputs), strict=True)
                 sums = [output.sum() for output, alias in pairs if alias is None and output.requires_grad]
-                del outputs, pairs
+                del pairs
                 total = torch.stack([output_sum.real.double() for output_sum in sums]).sum()
                 total.backward()  # type: ignore[no-untyped-call]
-                return total.detach()
+                return [output.detach() for output in outputs]
             if self._model_copy.loss_fn is None:
                 raise ValueError("a training step needs loss_fn")
             losses, count = [], self.request.options.accumulation_steps
+            returned: list[torch.Tensor] = []
             leaves, spec = pytree.tree_flatten(self._inputs)
             for part in micro_batches(leaves, count)[:_FOLLOWED]:
                 *inputs, target = pytree.tree_unflatten(part, spec)
                 outputs = self._model_copy.model(*inputs)
                 loss = share_of_loss(self._model_copy.loss_fn(outputs, target), count)
+                if self.request.options.return_outputs:
+                    returned += [output.detach() for output in _tensors_in(outputs)]
                 del outputs
                 loss.backward()  # type: ignore[no-untyped-call]
                 losses.append(loss.detach())
-            return sum(losses[1:], losses[0])
+            return [sum(losses[1:], losses[0]), *returned]
 
     def _update(self) -> None:
+        """Clip and update; the gradients stay where they are until the next step."""
         gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
-        clip(gradients, self.request.options)
+        holders = [parameter for parameter in self.parameters.values() if parameter.grad is not None]
+        clip_gradients_of(holders, self.request.options)
         if self.request.optimizer is not None:
-            for name in gradients:
-                self.parameters[name].grad = None
             optimizers.run_update(
                 self.request.optimizer, self._layout, self.parameters, gradients, self._state, self._scalars
             )
@@ -193,14 +197,12 @@ def _alias(
     )
 
 
-def eager_baseline(request: StepRequest) -> Baseline:
-    """Measure what eager PyTorch needs for a step, followed under fake tensors.
+def follow_eager(request: StepRequest, workspaces: Mapping[Signature, int] | None = None) -> FollowedStep:
+    """Follow what eager PyTorch does in a step, under fake tensors.
 
     Args:
         request: the step; nothing of it is changed, nothing is computed.
-
-    Returns:
-        The baseline, without the kernels' workspaces, which fake tensors cannot see.
+        workspaces: what operators request beside their results, which fake tensors cannot see, if known.
     """
     with torch.random.fork_rng(devices=[]):
-        return dispatched_baseline(FakeStep(request))
+        return follow_step(FakeStep(request), workspaces or {})

@@ -80,6 +80,11 @@ def clip(gradients: Mapping[str, torch.Tensor | None], options: Options) -> None
             holder = torch.empty_like(gradient)
             holder.grad = gradient
             holders.append(holder)
+    clip_gradients_of(holders, options)
+
+
+def clip_gradients_of(holders: Sequence[torch.Tensor], options: Options) -> None:
+    """Clip the ``.grad`` of some tensors in place, as ``torch.nn.utils`` does."""
     if options.clip_grad_norm is not None:
         torch.nn.utils.clip_grad_norm_(holders, options.clip_grad_norm, foreach=False)
     if options.clip_grad_value is not None:

@@ -112,13 +112,25 @@ def parameter_names(
         parameters = group["params"]
         stranger = next((parameter for parameter in parameters if id(parameter) not in names), None)
         if stranger is not None:
-            raise UnsupportedOptimizerError(
-                f"parameter group {index} holds a tensor of shape {list(stranger.shape)} that is no "
-                "parameter of the model: make the optimizer with model.parameters(), after any "
-                "load_state_dict(assign=True) or replaced layer"
-            )
+            raise UnsupportedOptimizerError(_about_stranger(index, stranger, optimizer, names))
         names_of_groups.append(tuple(names[id(parameter)] for parameter in parameters))
     return tuple(names_of_groups)
+
+
+def _about_stranger(
+    index: int, stranger: torch.Tensor, optimizer: torch.optim.Optimizer, names: Mapping[int, str]
+) -> str:
+    """Say that an optimizer holds what is no parameter of the model, and which of these it does not hold."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    missing = [name for parameter, name in names.items() if parameter not in held]
+    named = ", ".join(missing[:2]) + (f" and {len(missing) - 2} more" if len(missing) > 2 else "")
+    return (
+        f"parameter group {index} holds a tensor of shape {list(stranger.shape)} that is no parameter of the "
+        f"model{f', while no group holds {named}' if missing else ''}. After load_state_dict(assign=True), "
+        "or if a layer was replaced or tied, an optimizer still has the old tensors, which eager would go on "
+        "updating for nothing: put the model's parameters into its param_groups, or make it anew and plan "
+        "with it, or load with assign=False"
+    )
 
 
 def describe(optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> OptimizerLayout:

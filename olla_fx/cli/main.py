@@ -107,8 +107,24 @@ def _add_plan(commands: Any) -> None:
     command.add_argument("--image-size", type=_count, metavar="N", help="height and width of images")
     command.add_argument("--tokens", type=_count, default=models.TOKENS, metavar="N", help="length of text")
     kind = command.add_mutually_exclusive_group()
-    kind.add_argument("--train", action="store_true", default=True, help="a whole training step (default)")
-    kind.add_argument("--inference", dest="train", action="store_false", help="the forward pass alone")
+    kind.add_argument(
+        "--train",
+        dest="kind",
+        action="store_const",
+        const="train",
+        default="train",
+        help="a whole training step (default)",
+    )
+    kind.add_argument(
+        "--own-loop",
+        dest="kind",
+        action="store_const",
+        const="own-loop",
+        help="forward and backward, in a training loop of one's own",
+    )
+    kind.add_argument(
+        "--inference", dest="kind", action="store_const", const="inference", help="the forward pass alone"
+    )
     command.add_argument("--optimizer", default="sgd", metavar="NAME", help=" | ".join(models.OPTIMIZERS))
     command.add_argument("--no-baseline", action="store_true", help="do not ask what eager would need")
     command.add_argument("--plot", metavar="FILE", help="draw the plan into a .png, .svg or .pdf file")
@@ -179,20 +195,21 @@ def _run_plan(parsed: argparse.Namespace) -> None:
         batch_size=parsed.batch_size,
         image_size=parsed.image_size,
         tokens=parsed.tokens,
-        train=parsed.train,
+        train=parsed.kind != "inference",
         device="meta",
     )
     optimizer = models.optimizer_by_name(parsed.optimizer, case.model.parameters())
+    in_own_loop, whole_step = parsed.kind == "own-loop", parsed.kind == "train"
     plan = plan_step(
         case.model,
-        case.inputs,
-        loss_fn=case.loss_fn,
-        optimizer=optimizer if parsed.train else None,
+        case.inputs[:-1] if in_own_loop else case.inputs,
+        loss_fn=case.loss_fn if whole_step else None,
+        optimizer=optimizer if whole_step else None,
         solver=parsed.solver,
         time_limit=parsed.time_limit,
         baseline=not parsed.no_baseline,
     )
-    _report(plan.rows(), _plan_document(plan, parsed.solver), parsed.json)
+    _report(plan.report(), _plan_document(plan, parsed.solver), parsed.json)
     if parsed.plot:
         plan.plot(parsed.plot)
 
@@ -213,7 +230,7 @@ def _run_order(parsed: argparse.Namespace) -> None:
         ("order found by / proved by", f"{schedule.found_by} / {schedule.proved_by or 'open'}"),
         ("seconds", f"{schedule.seconds:.2f}"),
     ]
-    _report(rows, _order_document(problem, schedule, parsed.solver), parsed.json)
+    _report(format_table(rows), _order_document(problem, schedule, parsed.solver), parsed.json)
 
 
 def _run_joint(parsed: argparse.Namespace, problem: Problem) -> None:
@@ -234,7 +251,7 @@ def _run_joint(parsed: argparse.Namespace, problem: Problem) -> None:
         ("integer program", f"{provenance.place_solver.status} {provenance.place_solver.detail}".strip()),
         ("seconds", f"{plan.timings['joint']:.2f}"),
     ]
-    _report(rows, plan_to_json(plan), parsed.json)
+    _report(format_table(rows), plan_to_json(plan), parsed.json)
 
 
 def _run_place(parsed: argparse.Namespace) -> None:
@@ -243,7 +260,7 @@ def _run_place(parsed: argparse.Namespace) -> None:
     if table is not None:
         sys.stdout.write(table)
     else:
-        _report(rows, document, parsed.json)
+        _report(format_table(rows), document, parsed.json)
 
 
 def _check_folders(*paths: str | None) -> None:
@@ -253,14 +270,14 @@ def _check_folders(*paths: str | None) -> None:
             raise _UsageError(f"there is no folder {Path(path).parent} to write {Path(path).name} into")
 
 
-def _report(rows: Sequence[tuple[str, str]], document: Mapping[str, Any], path: str | None) -> None:
+def _report(table: str, document: Mapping[str, Any], path: str | None) -> None:
     text = json.dumps(document, indent=1)
     if path == "-":
         _print_line(text)
         return
     if path:
         Path(path).write_text(text + "\n", encoding="utf-8")
-    _print_line(format_table(rows))
+    _print_line(table)
 
 
 def _plan_document(plan: Plan, solver: str) -> dict[str, Any]:
@@ -271,6 +288,7 @@ def _plan_document(plan: Plan, solver: str) -> dict[str, Any]:
         "buffer_bytes": plan.buffer_bytes,
         "fragmentation": plan.fragmentation,
         "static_bytes": plan.static_bytes,
+        "gradient_bytes": plan.gradient_bytes,
         "output_bytes": plan.output_bytes,
         "total_bytes": plan.total_bytes,
         "seconds": dict(plan.timings),

@@ -2,9 +2,10 @@
 
 There are two sources. *Recorded*: run the step, and record every thread's requests and frees in the CPU
 allocator, kernels' workspaces included. *Dispatched*: run it on fake tensors, computing nothing, and note
-under the dispatcher when storages are made and freed, as ``torch.distributed._tools.mem_tracker`` does;
-workspaces of kernels remain unseen. Both give a stream of events, from which a model of the CUDA caching
-allocator computes reserved bytes and fragmentation (OLLA §5.4).
+under the dispatcher when storages are made and freed, as ``torch.distributed._tools.mem_tracker`` does. The
+workspaces of its kernels remain unseen, unless they are known of the same operators in a recorded planned
+run. Both give a stream of events, from which a model of the CUDA caching allocator computes reserved bytes
+and fragmentation (OLLA §5.4).
 
 Storages that existed before the step are static and not counted.
 """
@@ -15,6 +16,7 @@ import enum
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,12 +25,16 @@ from olla_fx.arena.events import AllocationEvent, EventKind, record_events
 from olla_fx.torch_compat import TorchDispatchMode, pytree
 from olla_solvers.baselines.caching_allocator import CachingAllocatorModel
 
+Signature = tuple[str, tuple[tuple[int, ...], ...]]
+"""The kernel of an operator and the shapes of the tensors that it reads."""
+
 
 class BaselineSource(enum.StrEnum):
     """The source of a baseline: a step that was run, or one followed on fake tensors."""
 
     RECORDED = "recorded"
     DISPATCHED = "dispatched"
+    DISPATCHED_WITH_WORKSPACES = "dispatched, with recorded workspaces"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,9 @@ class Baseline:
         reserved_bytes: those that the CUDA caching allocator would reserve for this.
         fragmentation: share of it that is not in use at its peak (OLLA §5.4), 0 to 1.
         requests: the number of requested blocks of a byte or more.
-        source: the source of the events.
+        source: the source of the events; with workspaces unless it is ``DISPATCHED``.
+        gradient_bytes: of the live peak, those of gradients, if the events tell.
+        output_bytes: of the live peak, those of what the step returns, if the events tell.
     """
 
     live_peak_bytes: int
@@ -48,6 +56,8 @@ class Baseline:
     fragmentation: float
     requests: int
     source: BaselineSource
+    gradient_bytes: int = 0
+    output_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a JSON-ready dictionary."""
@@ -67,32 +77,88 @@ class Baseline:
                 fragmentation=float(document["fragmentation"]),
                 requests=int(document["requests"]),
                 source=BaselineSource(document["source"]),
+                gradient_bytes=int(document["gradient_bytes"]),
+                output_bytes=int(document["output_bytes"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this is no baseline: {type(error).__name__}: {error}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class StepResults:
+    """The tensors that a step leaves to its caller, held until its measurement ends.
+
+    Attributes:
+        outputs: what it returns.
+        gradients: what it accumulated for parameters, and for inputs that want a gradient.
+    """
+
+    outputs: Sequence[torch.Tensor]
+    gradients: Sequence[torch.Tensor] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedStep:
+    """A step that was followed under the dispatcher.
+
+    Attributes:
+        events: requests and frees of storages and workspaces, in order, without storages from before.
+        workspaces: the blocks that are workspaces.
+        gradients: the blocks that are gradients at the end.
+        outputs: the blocks that are returned.
+    """
+
+    events: tuple[AllocationEvent, ...]
+    workspaces: frozenset[int]
+    gradients: frozenset[int]
+    outputs: frozenset[int]
+
+    def baseline(self, *, with_workspaces: bool = False) -> Baseline:
+        """Measure the events.
+
+        Args:
+            with_workspaces: True to count the workspaces that the step was followed with.
+        """
+        if with_workspaces:
+            events, source = self.events, BaselineSource.DISPATCHED_WITH_WORKSPACES
+        else:
+            events = tuple(event for event in self.events if event.block not in self.workspaces)
+            source = BaselineSource.DISPATCHED
+        return baseline_from_events(events, source, gradients=self.gradients, outputs=self.outputs)
+
+
 def baseline_from_events(
-    events: Iterable[AllocationEvent], source: BaselineSource = BaselineSource.RECORDED
+    events: Iterable[AllocationEvent],
+    source: BaselineSource = BaselineSource.RECORDED,
+    *,
+    gradients: frozenset[int] = frozenset(),
+    outputs: frozenset[int] = frozenset(),
 ) -> Baseline:
     """Measure a stream of events.
 
     Args:
         events: requests and frees in order, of all threads.
         source: of the events.
+        gradients: the blocks that are gradients.
+        outputs: the blocks that the step returns.
     """
     model = CachingAllocatorModel()
     live_bytes = live_peak_bytes = requests = 0
+    gradient_bytes = output_bytes = 0
+    at_peak = gradient_bytes, output_bytes
     for event in events:
+        sign = -1 if event.kind is EventKind.FREE else 1
+        live_bytes += sign * event.size_bytes
+        gradient_bytes += sign * event.size_bytes * (event.block in gradients)
+        output_bytes += sign * event.size_bytes * (event.block in outputs)
         if event.kind is EventKind.FREE:
             model.free(event.block)
-            live_bytes -= event.size_bytes
-        else:
-            model.allocate(event.block, event.size_bytes)
-            live_bytes += event.size_bytes
-            live_peak_bytes = max(live_peak_bytes, live_bytes)
-            requests += event.size_bytes > 0
-    return Baseline(live_peak_bytes, model.reserved_bytes, model.fragmentation, requests, source)
+            continue
+        model.allocate(event.block, event.size_bytes)
+        requests += event.size_bytes > 0
+        if live_bytes > live_peak_bytes:
+            live_peak_bytes, at_peak = live_bytes, (gradient_bytes, output_bytes)
+    return Baseline(live_peak_bytes, model.reserved_bytes, model.fragmentation, requests, source, *at_peak)
 
 
 def record_baseline(step: Callable[[], object]) -> Baseline:
@@ -117,24 +183,40 @@ def dispatched_baseline(step: Callable[[], object]) -> Baseline:
     Args:
         step: runs one eager step on fake tensors; called once. It may enter its fake mode itself.
     """
-    return baseline_from_events(dispatched_events(step), BaselineSource.DISPATCHED)
+    return follow_step(step).baseline()
 
 
-def dispatched_events(step: Callable[[], object]) -> tuple[AllocationEvent, ...]:
+def follow_step(
+    step: Callable[[], object], workspaces: Mapping[Signature, int] = MappingProxyType({})
+) -> FollowedStep:
     """Follow a step under the dispatcher.
 
     Args:
-        step: runs one eager step, usually on fake tensors; called once.
-
-    Returns:
-        Requests and frees of storages, in order, without storages from before the step.
+        step: runs one eager step, usually on fake tensors; called once. If it returns
+            :class:`StepResults`, its gradients and outputs are told apart.
+        workspaces: what operators request beside their results and free again, in bytes.
     """
-    tracker = _StorageTracker()
+    tracker = _StorageTracker(workspaces)
     with tracker:
         results = step()
+    told = results if isinstance(results, StepResults) else StepResults(())
+    gradients, outputs = tracker.blocks_of(told.gradients), tracker.blocks_of(told.outputs)
     events = tracker.finish()
-    del results
-    return events
+    del results, told
+    return FollowedStep(events, frozenset(tracker.workspaces), gradients, outputs - gradients)
+
+
+def operator_signature(target: object, arguments: object) -> Signature:
+    """Return what an operator's workspace depends on, equal for the forms of one kernel.
+
+    Args:
+        target: the operator: functional, in place, or one that also returns the statistics it updates.
+        arguments: its positional ones.
+    """
+    packet = getattr(target, "overloadpacket", target)
+    name = str(getattr(packet, "__name__", packet)).strip("_").removesuffix("_legit")
+    leaves = pytree.tree_leaves(arguments)
+    return name, tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -146,8 +228,11 @@ class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     again only after that report.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, workspaces: Mapping[Signature, int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.workspaces: list[int] = []
+        self._workspace_bytes = workspaces
+        self._blocks: dict[int, int] = {}
         self._events: list[AllocationEvent] = []
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._requests = 0
@@ -168,7 +253,14 @@ class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for storage in _storages(results):
             if id(storage) not in self._known:
                 self._note_request(storage)
+        if self._workspace_bytes:
+            self._note_workspace(self._workspace_bytes.get(operator_signature(func, args), 0))
         return results
+
+    def blocks_of(self, tensors: Sequence[torch.Tensor]) -> frozenset[int]:
+        """Return the blocks of tensors that are alive and were made by the step."""
+        identities = (id(storage) for storage in _storages(tensors))
+        return frozenset(self._blocks[identity] for identity in identities if identity in self._blocks)
 
     def finish(self) -> tuple[AllocationEvent, ...]:
         """Return the events; later ones are not noted."""
@@ -177,10 +269,21 @@ class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tuple(self._events)
 
     def _note_request(self, storage: torch.UntypedStorage) -> None:
-        request = AllocationEvent(EventKind.ALLOC, self._requests, storage.nbytes(), on_planning_thread=True)
+        self._blocks[id(storage)] = self._requests
+        self._know(storage, self._request(storage.nbytes()))
+
+    def _note_workspace(self, size_bytes: int) -> None:
+        """Note a request of an operator that it frees itself, while arguments and results are alive."""
+        if size_bytes:
+            self.workspaces.append(self._requests)
+            request = self._request(size_bytes)
+            self._events.append(AllocationEvent(EventKind.FREE, request.block, size_bytes, True))
+
+    def _request(self, size_bytes: int) -> AllocationEvent:
+        request = AllocationEvent(EventKind.ALLOC, self._requests, size_bytes, on_planning_thread=True)
         self._requests += 1
         self._events.append(request)
-        self._know(storage, request)
+        return request
 
     def _know(self, storage: torch.UntypedStorage, request: AllocationEvent | None) -> None:
         identity = id(storage)
@@ -192,6 +295,7 @@ class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return
             del self._known[identity]
             if request is not None:
+                del self._blocks[identity]
                 self._events.append(AllocationEvent(EventKind.FREE, request.block, request.size_bytes, True))
 
         self._known[identity] = weakref.ref(storage, note_free)

@@ -99,6 +99,8 @@ class ExactComparison:
     def _settings(self) -> Facts:
         autocast = torch_compat.autocast_state(self.assumed.device)
         yield "autocast was switched", autocast if autocast[0] else None
+        created = torch_compat.tracing_settings()
+        yield "torch's default dtype, its default device or the order of an einsum was switched", created
         settings = torch_compat.kernel_settings()
         yield "the number of threads, oneDNN, the kernels of attention or determinism was switched", settings
 

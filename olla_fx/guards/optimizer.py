@@ -121,7 +121,7 @@ class OptimizerGuard:
         hooks = torch_compat.has_optimizer_pre_hooks(self.optimizer)
         yield "the optimizer has a step pre-hook", hooks
         yield "the optimizer's parameter groups changed", self._has_planned_groups()
-        yield "the optimizer holds another parameter than the model", not self._replaced()
+        yield "the optimizer holds other parameters than the model", self._holds_the_models()
         for index, (group, constants) in enumerate(zip(groups, layout.constants, strict=True)):
             for key, _ in constants:
                 value = group.get(key)
@@ -149,46 +149,13 @@ class OptimizerGuard:
         sizes = [len(group["params"]) for group in self.optimizer.param_groups]
         return sizes == [len(names) for names in self.layout.parameters]
 
-    def _replaced(self) -> list[tuple[list[Any], int, Any]]:
-        """Return list, index and new value of parameters that the model holds and the optimizer does not."""
-        return [
-            (group["params"], index, present)
+    def _holds_the_models(self) -> bool:
+        return all(
+            torch_compat.parameters_of(module).get(key) is parameter
             for group, names in zip(self.optimizer.param_groups, self.layout.parameters, strict=True)
-            for index, (old, name) in enumerate(zip(group["params"], names, strict=True))
+            for parameter, name in zip(group["params"], names, strict=True)
             for module, key in [self._holders[name]]
-            if (present := torch_compat.parameters_of(module).get(key)) is not old
-        ]
-
-    def adopt_parameters(self, modules: Callable[[], Mapping[str, nn.Module]]) -> None:
-        """Let the optimizer hold the model's present parameters.
-
-        ``load_state_dict(assign=True)`` and a ``.to()`` that replaces parameters leave the optimizer with
-        the old ones, which eager would go on updating for nothing. Their positions tell which is which.
-
-        Args:
-            modules: returns all modules of the step as it is now.
-        """
-        replaced = self._replaced() if self._has_planned_groups() else []
-        if not replaced:
-            return
-        state = self.optimizer.state
-        own = {
-            id(parameter)
-            for module in modules().values()
-            for parameter in torch_compat.parameters_of(module).values()
-        }
-        held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
-        for parameters, index, new in reversed(replaced):
-            old = parameters[index]
-            if id(new) in held and id(old) not in own:
-                # Tied to another one that is trained: no gradient will come to the old one.
-                del parameters[index]
-                state.pop(old, None)
-            # One that the model still has is there because the user put it there.
-            elif id(old) not in own and id(new) in own and isinstance(new, nn.Parameter):
-                parameters[index] = new
-                if old in state:
-                    state[new] = state.pop(old)
+        )
 
     def gather(self) -> tuple[list[Any], Created]:
         """Return state, numbers and tensors in the order of the placeholders, and the state that is new."""

@@ -137,11 +137,6 @@ class Prologue:
         """Return which module or tensor the model no longer has, so that the plan will never fit again."""
         return self._exact.lost()
 
-    def adopt_parameters(self) -> None:
-        """Let the optimizer hold the model's present parameters; see :class:`OptimizerGuard`."""
-        if self._optimizer is not None:
-            self._optimizer.adopt_parameters(self._modules)
-
     def undo_created_state(self) -> None:
         """Take back the optimizer state that the last call created, after its run raised."""
         if self._optimizer is not None:

@@ -96,12 +96,13 @@ class _Writer:
 
     def write_settings(self, assumed: Assumptions) -> None:
         """Check what is no part of model or optimizer."""
-        settings, hooks = torch_compat.kernel_settings, torch_compat.any_global_module_hooks
+        settings = torch_compat.tracing_settings, torch_compat.kernel_settings
+        hooks = torch_compat.any_global_module_hooks
         autocast = torch_compat.autocast_state(assumed.device)
         present = f"{self.name('call', torch_compat.autocast_state)}({self.name('device', assumed.device)})"
         self.refuse_if(
             [
-                f"{self.name('call', settings)}() != {self.name('settings', settings())}",
+                *(f"{self.name('call', read)}() != {self.name('settings', read())}" for read in settings),
                 f"{self.name('call', hooks)}()",
                 f"{present} != {self.name('autocast', autocast)}" if autocast[0] else f"{present}[0]",
             ],

@@ -12,8 +12,13 @@ def format_bytes(size_bytes: int) -> str:
     return f"{size_bytes / MIB:,.2f} MiB" if size_bytes >= MIB / 10 else f"{size_bytes:,} B"
 
 
-def format_table(rows: Sequence[tuple[str, str]]) -> str:
-    """Lay out two columns, the second aligned to the right."""
-    left = max((len(name) for name, _ in rows), default=0)
-    right = max((len(value) for _, value in rows), default=0)
-    return "\n".join(f"{name:<{left}}  {value:>{right}}" for name, value in rows)
+def format_table(rows: Sequence[Sequence[str]]) -> str:
+    """Lay out columns, all but the first aligned to the right; every row has as many cells."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            f"{cell:>{width}}" if column else f"{cell:<{width}}"
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )

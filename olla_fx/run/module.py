@@ -22,9 +22,9 @@ from torch import fx, nn
 from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Mode, StepRequest, TensorSpec
 from olla_fx.capture import optimizer as optimizers
-from olla_fx.capture.eager import eager_baseline
 from olla_fx.compile import CompiledStep, CompileRequest, compile_step, compile_update
 from olla_fx.dataflow import GradientsInBuffer
+from olla_fx.eager.record import Recording
 from olla_fx.errors import StepModeError
 from olla_fx.guards import Prologue
 from olla_fx.plan import Plan
@@ -43,7 +43,7 @@ from olla_fx.run.executor import Executor
 from olla_fx.run.micro_batches import run_micro_batches
 from olla_fx.run.pickling import carried, refuse_unnamed
 from olla_fx.run.plan_cache import CachedPlan, PlanCache, Strides
-from olla_fx.run.stats import StepReport, StepStats
+from olla_fx.run.stats import StepReport, StepStats, report_on
 from olla_fx.torch_compat import pytree
 
 logger = logging.getLogger(__name__)
@@ -140,16 +140,14 @@ class PlannedModule(nn.Module):
             return fitting
         kind = call_kind(self._model, self._request.mode, inputs)
         reason = fitting.get(kind)
-        if reason is None:
-            # Another plan knows which parameters the optimizer is to hold by now.
-            self._current.prologue.adopt_parameters()
         lost = self._plans.drop_lost()
-        self._replans += lost or reason is not None
+        self._replans += lost
         logger.info("planning %s", f"again: {reason}" if reason else "for a new kind of call")
         strides = self._plans.gradient_strides(key, kind)
         planned = self._plan_step(
             key, replace(self._request, inputs=inputs, mode=kind[0], tangent_strides=strides)
         )
+        self._replans += reason is not None and not lost
         return planned, planned.prologue.gather(examples)
 
     def _plan_step(self, key: Hashable, request: StepRequest) -> CachedPlan:
@@ -278,15 +276,23 @@ class PlannedModule(nn.Module):
             raise StepModeError("the buffer holds activations that a backward still needs")
         pool_of(self._current.executor.step.captured.device).poison(byte)
 
-    def report(self) -> StepReport:
-        """Compare the plan with eager and say how the last call was served; a table when printed.
+    def report(self, eager: Recording | None = None) -> StepReport:
+        """Compare the plan with eager and say how the last call was served; tables when printed.
 
-        Eager's need is followed under fake tensors, without the kernels' workspaces.
+        Eager's step is followed under fake tensors, nothing runs; from the second call on with the kernels'
+        workspaces that the first one recorded.
+
+        Args:
+            eager: a recording (:func:`olla_fx.record`) of the same step in eager, to take the figures
+                with workspaces from.
+
+        Raises:
+            RecordingError: if nothing was recorded.
         """
+        steps = self._current.steps
         inputs = pytree.tree_map_only(TensorSpec, _on_meta, self._current.example)
-        mode = self._current.executor.step.captured.mode
-        baseline = eager_baseline(replace(self._request, inputs=inputs, mode=mode))
-        return StepReport(replace(self.plan, baseline=baseline), self.stats)
+        request = replace(self._request, inputs=inputs, mode=steps[0].captured.mode)
+        return report_on(steps, self.plan, request, self.stats, eager)
 
     def __getattr__(self, name: str) -> Any:
         """Find whatever else the model has: its ``config``, or a method of its own, which runs in eager."""

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from olla_fx.arena import RunCounts
-from olla_fx.compile import plan_of
+from olla_fx.compile import CompiledStep, plan_of
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.guards import Mismatch, Prologue
 from olla_fx.plan import Plan
@@ -96,9 +96,14 @@ class CachedPlan:
         return plan_of(self.executor.step, None if self.update is None else self.update.executor.step)
 
     @property
+    def steps(self) -> tuple[CompiledStep, ...]:
+        """The compiled steps in force, in the order in which they run."""
+        return tuple(part.executor.step for part in self._parts)
+
+    @property
     def graph_modules(self) -> tuple[fx.GraphModule, ...]:
         """The graphs that run, in order."""
-        return tuple(graph for part in self._parts for graph in part.executor.step.emitted.phases)
+        return tuple(graph for step in self.steps for graph in step.emitted.phases)
 
     @property
     def counts(self) -> RunCounts:
@@ -153,8 +158,6 @@ class PlanCache:
             values = plan.prologue.check(examples)
             if values is not None:
                 return self._used(plan), values
-        if plans:
-            plans[0].prologue.adopt_parameters()
         reasons: dict[Hashable, str] = {}
         for plan in plans:
             gathered = plan.prologue.run(examples)

@@ -1,12 +1,24 @@
-"""Reports how a planned module ran: its binding, allocation requests and cached plans."""
+"""Reports how a planned module ran, beside what eager PyTorch needs for the same step.
+
+Eager's step is followed under fake tensors. Its kernels' workspaces are those that the same operators showed
+in the recorded planned run, as far as eager runs them on tensors of the same shapes, or the user's own
+recording of their eager loop has them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from torch import fx
 
 from olla_fx.arena import Binding, RunCounts
+from olla_fx.capture import StepRequest
+from olla_fx.capture.eager import follow_eager
+from olla_fx.compile import CompiledStep
+from olla_fx.eager.baseline import Signature, baseline_from_events, operator_signature
+from olla_fx.eager.record import Recording
+from olla_fx.errors import RecordingError
 from olla_fx.plan import Plan
 from olla_fx.report import format_table
 from olla_fx.run.cuda_graph import GraphedStep
@@ -44,10 +56,10 @@ class StepStats:
 
 @dataclass(frozen=True)
 class StepReport:
-    """A plan and the statistics of its last call; prints as a table.
+    """A plan beside eager PyTorch, and the statistics of its last call; prints as tables.
 
     Attributes:
-        plan: the plan in force.
+        plan: the plan in force, with eager's baselines.
         stats: of its module.
     """
 
@@ -55,7 +67,7 @@ class StepReport:
     stats: StepStats
 
     def __str__(self) -> str:
-        """Return the table."""
+        """Return the tables."""
         counts = self.stats.counts
         rows = [
             *self.plan.rows(),
@@ -65,4 +77,44 @@ class StepReport:
             ("requests served outside, unexpected", f"{counts.outside:,}"),
             ("requests on worker threads", f"{counts.requests_on_worker_threads:,}"),
         ]
-        return format_table(rows)
+        return f"{format_table(self.plan.rows_of_totals())}\n\n{format_table(rows)}"
+
+
+def report_on(
+    steps: Sequence[CompiledStep], plan: Plan, request: StepRequest, stats: StepStats, eager: Recording | None
+) -> StepReport:
+    """Report on a step.
+
+    Args:
+        steps: the compiled step in force: several parts if it runs in micro-batches.
+        plan: of all of them.
+        request: the same step, to follow eager's.
+        stats: of its module.
+        eager: the user's recording of the same step in eager, if there is one.
+
+    Raises:
+        RecordingError: if the recording is empty.
+    """
+    followed = follow_eager(request, _workspaces(steps) if plan.workspaces_recorded else None)
+    baseline = followed.baseline(with_workspaces=True) if plan.workspaces_recorded else None
+    if eager is not None:
+        if not eager.events:
+            raise RecordingError("nothing was recorded: run the eager step within olla_fx.record()")
+        baseline = baseline_from_events(eager.events)
+    return StepReport(replace(plan, baseline=followed.baseline(), baseline_with_workspaces=baseline), stats)
+
+
+def _workspaces(steps: Sequence[CompiledStep]) -> dict[Signature, int]:
+    """Return what operators requested beside their results in the recorded run, by what they read."""
+    workspaces: dict[Signature, int] = {}
+    operators = (
+        pair
+        for step in steps
+        for pair in zip(step.dataflow.operators, step.plan.problem.operators, strict=True)
+    )
+    for node, operator in operators:
+        if operator.workspace_bytes:
+            arguments = fx.map_arg(node.args, lambda source: source.meta.get("val"))
+            signature = operator_signature(node.target, arguments)
+            workspaces[signature] = max(operator.workspace_bytes, workspaces.get(signature, 0))
+    return workspaces

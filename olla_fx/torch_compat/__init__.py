@@ -52,6 +52,7 @@ from olla_fx.torch_compat.state import (
     real_tensors,
     saved_tensor_hooks_in_traces,
     saves_tensors_through_hooks,
+    tracing_settings,
     without_saved_tensor_hooks,
 )
 from olla_fx.torch_compat.tensors import (
@@ -131,6 +132,7 @@ __all__ = [
     "tensor_hooks",
     "tensors_fit",
     "trace_functional",
+    "tracing_settings",
     "version_of",
     "warn_if_newer_than_tested",
     "with_allocator_history",

@@ -8,8 +8,12 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.backends import opt_einsum
 from torch.utils import _python_dispatch
 from torch.utils import checkpoint as _checkpoint
+
+_ORDERS_EINSUMS = opt_einsum.is_available()
+_CPU = torch.device("cpu")
 
 
 def below_autograd() -> contextlib.AbstractContextManager[None]:
@@ -101,6 +105,17 @@ def autocast_state(device: torch.device) -> tuple[bool, torch.dtype, bool]:
     return enabled, torch.get_autocast_dtype(device.type), torch.is_autocast_cache_enabled()
 
 
+def tracing_settings() -> tuple[object, ...]:
+    """Return the settings that a graph bakes: the type and device of new tensors, the order of an einsum."""
+    # Asking for the device takes microseconds, and only a function mode can have set one.
+    modes = torch._C._len_torch_function_stack()
+    settings: tuple[object, ...] = (
+        torch.get_default_dtype(),
+        torch.get_default_device() if modes else _CPU,
+    )
+    return (*settings, opt_einsum.enabled, opt_einsum.strategy) if _ORDERS_EINSUMS else settings
+
+
 def kernel_settings() -> tuple[object, ...]:
     """Return the settings that decide which kernels run and which memory they request."""
     settings = (
@@ -119,6 +134,7 @@ def kernel_settings() -> tuple[object, ...]:
 def _cuda_kernel_settings() -> tuple[object, ...]:
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     return (
+        tuple(torch._C._get_sdp_priority_order()),
         cudnn.enabled,
         cudnn.benchmark,
         cudnn.deterministic,

@@ -1,6 +1,7 @@
 """``torch.compile(model, backend="olla_fx")``: every graph piece planned, in a buffer of its own."""
 
 import copy
+import gc
 import warnings
 from importlib import metadata
 
@@ -65,6 +66,32 @@ def test_twenty_steps(model, batches):
 def test_graph_breaks():
     """Both pieces hold activations at the same time: in one buffer they would spoil each other's."""
     CompiledLoop(Broken()).run(images(20)).assert_served(2)
+
+
+def test_every_planned_graph_has_a_report():
+    gc.collect()
+    before = len(olla_fx.compiled_reports())
+    compiled = CompiledLoop(Broken()).run(images(2))
+    reports = olla_fx.compiled_reports()[before:]
+    assert [report.stats for report in reports] == [module.stats for module in compiled.planned_modules()]
+    for report in reports:
+        gradients = [array for array in report.plan.problem.arrays if array.name in report.plan.gradients]
+        assert report.plan.gradient_bytes == sum(array.size_bytes for array in gradients) > 0
+        assert report.plan.eager_totals.gradient_bytes > 0
+        assert dict(report.plan.rows())["operators"] == f"{len(report.plan.order)}"
+        assert "gradients, outside the buffer" in str(report)
+
+
+def test_reports_keep_no_graph_alive():
+    gc.collect()
+    before = len(olla_fx.compiled_reports())
+    piece = dynamo.backend(torch.fx.symbolic_trace(mlp()), [])
+    assert len(olla_fx.compiled_reports()) == before  # not called yet, so not planned
+    piece(vectors(1)[0][0])
+    assert len(olla_fx.compiled_reports()) == before + 1
+    del piece
+    gc.collect()
+    assert len(olla_fx.compiled_reports()) == before
 
 
 def test_sizes_that_dynamo_leaves_open():

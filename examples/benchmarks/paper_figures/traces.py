@@ -14,7 +14,7 @@ import torch
 from olla_fx.arena import AllocationEvent, EventKind, available, record_events
 from olla_fx.capture import Mode, StepRequest
 from olla_fx.capture.eager import FakeStep
-from olla_fx.eager.baseline import BaselineSource, dispatched_events
+from olla_fx.eager.baseline import BaselineSource, follow_step
 from olla_fx.models import ModelCase
 from olla_solvers.plan import Span
 
@@ -51,7 +51,7 @@ def followed(case: ModelCase, optimizer: torch.optim.Optimizer | None) -> tuple[
     mode = Mode.INFERENCE if optimizer is None else Mode.TRAINING
     request = StepRequest(case.model, case.inputs, mode, case.loss_fn, optimizer)
     with torch.random.fork_rng(devices=[]):
-        return dispatched_events(FakeStep(request))
+        return follow_step(FakeStep(request)).events
 
 
 def recorded(step: Callable[[], object]) -> tuple[AllocationEvent, ...]:

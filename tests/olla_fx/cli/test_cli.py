@@ -78,7 +78,7 @@ def test_plan_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.Capt
     assert len(set(result["order"])) == len(result["order"]) > 100
     assert all(0 <= offset < result["buffer_bytes"] for offset in result["offsets"].values())
     printed = capsys.readouterr()
-    for row in ("planned peak", "buffer", "lower bound", "eager live peak"):
+    for row in ("planned peak", "buffer", "lower bound", "all, without workspaces"):
         assert row in printed.out
     assert printed.err == ""
 
@@ -96,6 +96,18 @@ def test_inference_needs_less_than_training(tmp_path: Path) -> None:
 def test_text_models_are_planned(tmp_path: Path, name: str) -> None:
     result = plan_json(tmp_path, "--model", name, "--batch-size", "2", "--tokens", "8", "--solver", "none")
     assert 0 < result["peak_bytes"] < result["baseline"]["live_peak_bytes"]
+
+
+def test_a_loop_of_ones_own_gets_its_gradients(
+    tmp_path: Path, factory_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = plan_json(tmp_path, "--model", f"{factory_file}:mlp", "--own-loop")
+    assert result["gradient_bytes"] == 4 * (32 * 64 + 64 + 64 * 4) + 64
+    assert result["baseline"]["gradient_bytes"] == 4 * (32 * 64 + 64 + 64 * 4 + 4)
+    assert result["total_bytes"] == sum(
+        result[f"{part}_bytes"] for part in ("static", "gradient", "output", "buffer")
+    )
+    assert "gradients, outside the buffer" in capsys.readouterr().out
 
 
 def test_a_batch_that_would_not_fit_is_planned(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from olla_fx.eager.baseline import (
     BaselineSource,
     baseline_from_events,
     dispatched_baseline,
-    dispatched_events,
+    follow_step,
     record_baseline,
 )
 
@@ -85,7 +85,7 @@ def test_dispatched_storages_are_born_once_and_die_with_their_last_view() -> Non
         return (view * 2).sum()
 
     with FakeTensorMode():
-        events = dispatched_events(step)
+        events = follow_step(step).events
     assert [(event.block, event.size_bytes) for event in events if event.kind is EventKind.ALLOC] == [
         (0, 400),
         (1, 320),
@@ -107,7 +107,7 @@ def test_dispatched_storages_from_before_the_step_are_static() -> None:
             held.clear()
             return weight.view(10, 10)
 
-        assert dispatched_events(step) == ()
+        assert follow_step(step).events == ()
 
 
 def test_the_dispatched_baseline_of_an_mlp_agrees_with_the_recorded_one() -> None:

@@ -49,11 +49,12 @@ def test_a_learning_rate_that_keeps_changing_ends_the_graphs(device):
 
 
 def test_a_parameter_that_moved_is_captured_anew(device):
-    step, batch, _ = whole_step(device, cuda_graph=True)
+    step, batch, optimizer = whole_step(device, cuda_graph=True)
     for _ in range(5):
         step(*batch)
     moved = {name: value.clone() for name, value in step.state_dict().items()}
     step.load_state_dict(moved, assign=True)
+    optimizer.param_groups[0]["params"] = list(step.parameters())
     for _ in range(3):
         step(*batch)
     assert step.stats.graphed.captures == 2

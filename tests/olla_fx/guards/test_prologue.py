@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 import torch
@@ -153,6 +154,31 @@ def test_hooks_of_all_modules_show(model: Model) -> None:
         assert prologue.check([X]) is None
     finally:
         handle.remove()
+    assert prologue.check([X]) is not None
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(
+    "switched", [lambda: _default_dtype(torch.float64), lambda: torch.device("meta")], ids=["dtype", "device"]
+)
+def test_settings_that_a_graph_bakes_show(
+    model: Model, switched: Callable[[], AbstractContextManager[object]]
+) -> None:
+    prologue = _prologue(model)
+    with switched():
+        assert prologue.check([X]) is None
+        mismatch = prologue.run([X])
+        assert isinstance(mismatch, Mismatch)
+        assert "default dtype" in mismatch.reason
     assert prologue.check([X]) is not None
 
 

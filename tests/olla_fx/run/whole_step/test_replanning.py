@@ -2,15 +2,16 @@
 
 import copy
 import logging
+import operator
 from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn, optim
 
-from tests.olla_fx.comparisons import assert_same, assert_same_models
-from tests.olla_fx.harness import WholeStep, check_inference
+from olla_fx import UnsupportedOptimizerError
+from tests.olla_fx.comparisons import assert_same
+from tests.olla_fx.harness import OwnLoop, WholeStep, check_inference
 from tests.olla_fx.helpers import MOMENTUM, SmallNet, dampened, images, mlp, sgd, vectors
 
 
@@ -29,35 +30,54 @@ def test_load_state_dict():
     assert pair.step.stats.replans == 0
 
 
-def test_load_state_dict_by_assignment():
-    """In eager the optimizer must be told; the step finds the model's new parameters itself."""
-    pair = WholeStep(mlp(), MOMENTUM, vectors(1)[0])
-    pair.run(vectors(2))
-    values = [{name: value * 2 for name, value in pair.eager.state_dict().items()} for _ in range(2)]
-    old = list(pair.eager.parameters())
-    pair.eager.load_state_dict(values[0], assign=True)
-    pair.model.load_state_dict(values[1], assign=True)
-    for before, after in zip(old, pair.eager.parameters(), strict=True):
-        pair.optimizers[0].state[after] = pair.optimizers[0].state.pop(before)
-    pair.optimizers[0].param_groups[0]["params"] = list(pair.eager.parameters())
+def assigned(model):
+    """Give a model new parameters of twice the old ones' values."""
+    model.load_state_dict({name: value * 2 for name, value in model.state_dict().items()}, assign=True)
+
+
+def with_own_parameters(model, optimizer):
+    """Let an optimizer hold a model's present parameters, with the state of the old ones."""
+    for before, after in zip(optimizer.param_groups[0]["params"], model.parameters(), strict=True):
+        if before in optimizer.state:
+            optimizer.state[after] = optimizer.state.pop(before)
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+
+
+def test_load_state_dict_by_assignment_leaves_the_optimizer_behind():
+    """Eager's optimizer goes on with the old parameters; the step refuses, and changes nothing."""
+    pair = WholeStep(mlp(), MOMENTUM, vectors(1)[0]).run(vectors(2))
+    pair.change(assigned)
+    optimizer = pair.optimizers[1]
+    held, state = list(optimizer.param_groups[0]["params"]), dict(optimizer.state)
+    values = copy.deepcopy(pair.model.state_dict())
+    for _ in range(2):
+        with pytest.raises(UnsupportedOptimizerError, match=r"0\.weight, 0\.bias and 2 more\..*assign=False"):
+            pair.step(*vectors(1)[0])
+    assert all(map(operator.is_, held, optimizer.param_groups[0]["params"]))
+    assert all(optimizer.state[parameter] is state[parameter] for parameter in held)
+    assert_same(values, pair.model.state_dict(), "weights")
+    change_both(pair, with_own_parameters)
     pair.run(vectors(3))
     assert pair.step.stats.replans == 0
-    assert pair.model[0].weight.data_ptr() == values[1]["0.weight"].data_ptr()
 
 
-def test_load_state_dict_by_assignment_keeps_ties():
+def test_a_loop_of_ones_own_reads_assigned_parameters():
+    """As in eager: the model computes with the new ones, and the optimizer goes on with the old."""
+    pair = OwnLoop(mlp(), vectors(1)[0][0], MOMENTUM).run(vectors(2))
+    pair.change(assigned)
+    pair.run(vectors(2))
+    assert pair.step.stats.replans == 0
+
+
+def test_load_state_dict_by_assignment_ends_a_tie():
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
     model[2].weight = model[0].weight
-    step = WholeStep(model, sgd, vectors(1)[0]).run(vectors(1)).step
-    x, y = vectors(1)[0]
-    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
-    eager = copy.deepcopy(model)
-    optimizer = sgd(eager.parameters())
-    loss = F.cross_entropy(eager(x), y)
-    loss.backward()
-    optimizer.step()
-    assert_same(loss.detach(), step(x, y), "loss")
-    assert_same(eager[0].weight, model[0].weight, "weight")
+    pair = WholeStep(model, sgd, vectors(1)[0]).run(vectors(1))
+    pair.change(assigned)
+    assert model[2].weight is not model[0].weight
+    change_both(pair, lambda model, made: made.param_groups[0].update(params=list(model.parameters())))
+    pair.run(vectors(2))
+    assert pair.step.stats.replans == 1
 
 
 @pytest.mark.parametrize("through", ["model", "step"])
@@ -211,12 +231,22 @@ def tie(model):
 
 @pytest.mark.parametrize("make", [sgd, dampened])
 def test_weights_tied_after_planning_plan_again(make):
+    """The optimizer must be told, since a step refuses one that holds what the model does not have."""
     pair = WholeStep(ThreeLayers(), make, vectors(1)[0]).run(vectors(2))
     pair.change(tie)
-    for batch in vectors(3):
-        pair.train(batch)
-    assert_same_models(pair.eager, pair.model)  # eager's optimizer still has state of the old weight
+    with pytest.raises(UnsupportedOptimizerError, match=r"shape \[6, 6\] that is no parameter of the model"):
+        pair.step(*vectors(1)[0])
+    change_both(pair, lambda model, optimizer: drop_strangers(optimizer, model))
+    pair.run(vectors(3))
     assert pair.step.stats.replans == 1
+
+
+def drop_strangers(optimizer, model):
+    own = set(model.parameters())
+    held = optimizer.param_groups[0]["params"]
+    for parameter in [parameter for parameter in held if parameter not in own]:
+        optimizer.state.pop(parameter, None)
+    optimizer.param_groups[0]["params"] = [parameter for parameter in held if parameter in own]
 
 
 def test_weights_tied_after_planning_plan_inference_again():

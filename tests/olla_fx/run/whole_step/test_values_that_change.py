@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.olla_fx.harness import WholeStep
-from tests.olla_fx.helpers import mlp, sgd, vectors
+import olla_fx
+from tests.olla_fx.harness import OwnLoop, WholeStep
+from tests.olla_fx.helpers import ADAMW, Written, mlp, sgd, vectors
 
 
 class Slotted:
@@ -92,3 +93,47 @@ def test_values_that_functions_of_the_loss_read_are_followed(loss, monkeypatch):
     monkeypatch.setitem(globals(), "SCALE", 3.0)
     pair.run(vectors(2))
     assert pair.step.stats.replans == 1
+
+
+@pytest.fixture
+def default_dtype():
+    before = torch.get_default_dtype()
+    yield torch.set_default_dtype
+    torch.set_default_dtype(before)
+
+
+def _of_the_default_dtype():
+    return Written(lambda model, x: model.body(x) * torch.full((3,), 0.1), body=mlp())
+
+
+@pytest.mark.parametrize("make", [sgd, ADAMW])
+def test_another_default_dtype_plans_a_whole_step_again(make, default_dtype):
+    batches = vectors(6)
+    pair = WholeStep(_of_the_default_dtype(), make, batches[0]).run(batches[:2])
+    default_dtype(torch.float64)
+    pair.run(batches[2:4])
+    assert pair.step.stats.replans == 1
+    default_dtype(torch.float32)
+    pair.run(batches[4:])
+    assert pair.step.stats.replans == 1  # as it was at first
+
+
+def test_another_default_dtype_plans_a_loop_again(default_dtype):
+    batches = vectors(4)
+    pair = OwnLoop(_of_the_default_dtype(), batches[0][0]).run(batches[:2])
+    default_dtype(torch.float64)
+    pair.run(batches[2:])
+    assert pair.step.stats.replans == 1
+
+
+def test_another_default_device_plans_again():
+    """Where eager mixes devices and raises, the step must not answer."""
+    batch = vectors(1)[0]
+    pair = WholeStep(_of_the_default_dtype(), sgd, batch).run(vectors(2))
+    with torch.device("cpu"):
+        pair.run([batch])
+    assert pair.step.stats.replans == 0
+    with torch.device("meta"), pytest.raises(RuntimeError):
+        pair.train_eager(batch)
+    with torch.device("meta"), pytest.raises(olla_fx.CaptureError):
+        pair.step(*batch)
