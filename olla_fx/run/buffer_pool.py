@@ -33,7 +33,7 @@ class BufferPool:
         """Start without memory; see :func:`pool_of`."""
         self._device = device
         self._lock = threading.Lock()
-        self._is_untidy = False
+        self._is_untidy = self._is_settled = False
         self._segments: list[_Segment] = []
         self._claims: set[_Claim] = set()
         self._wanted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -69,17 +69,17 @@ class BufferPool:
         """
         with self._locked():
             self._note_overlaps(plan_owner)
-            segment = self._segment_for(plan_owner)
-            for other in self._segments:
-                if other is not segment:
-                    other.arenas.pop(plan_owner, None)
-            segment.arenas.setdefault(plan_owner, None)
+            segment = self._home(plan_owner)
+            if segment is None:
+                segment = self._segment_for(plan_owner)
+                self._move(plan_owner, segment)
             return self._enter(plan_owner, segment)
 
     def release(self, claim: _Claim) -> None:
         """End a claim; may be called at any moment, by the garbage collector, too."""
         self._claims.discard(claim)
-        self._tidy()
+        if claim.segment is not None and claim.segment.is_untidy:
+            self._tidy()
 
     def fits(self, claim: _Claim, plan_owner: object) -> bool:
         """Return True if a claim is good for a run of this owner's plan."""
@@ -124,10 +124,25 @@ class BufferPool:
     # From here on the caller holds the lock.
 
     def _trim(self) -> None:
-        for segment in self._free():
+        colours = self._colours_of_plans()
+        for segment in self._segments:
             largest = self._largest_user(segment)
-            if largest is None or segment.buffer_bytes > self._wanted[largest]:
+            segment.colour = None if largest is None else colours[largest]
+            segment.is_too_large = largest is None or segment.buffer_bytes > self._wanted[largest]
+            # A run that ends from here on finds the mark; that of one that has ended is not held any more.
+            segment.is_untidy = segment.is_too_large or any(
+                colours[owner] != segment.colour for owner in segment.arenas
+            )
+        for segment in self._free():
+            if segment.is_too_large:
                 self._drop(segment)
+            elif segment.is_untidy:
+                for owner in list(segment.arenas):
+                    if colours[owner] != segment.colour:
+                        del segment.arenas[owner]
+                segment.is_untidy = False
+        self._is_settled = len({segment.colour for segment in self._segments}) == len(self._segments)
+        self._is_settled &= not any(segment.is_untidy for segment in self._segments)
 
     def _free(self) -> list[_Segment]:
         held = {claim.segment for claim in self._claims.copy()}
@@ -145,11 +160,35 @@ class BufferPool:
                 overlaps.add(other)
                 self._overlaps[other].add(plan_owner)
                 self._colours = None
+                self._is_untidy = True
 
     def _enter(self, plan_owner: object, segment: _Segment | None) -> _Claim:
         claim = _Claim(weakref.ref(plan_owner), segment)
         self._claims.add(claim)
         return claim
+
+    def _home(self, plan_owner: object) -> _Segment | None:
+        """Return the segment of the owner's last run, if it is free and all plans are where they belong."""
+        if self._is_settled and not self._is_untidy:
+            for segment in self._segments:
+                if plan_owner in segment.arenas:
+                    is_large_enough = segment.buffer_bytes >= self._wanted[plan_owner]
+                    return segment if is_large_enough and self._is_usable(segment) else None
+        return None
+
+    def _is_usable(self, segment: _Segment) -> bool:
+        if any(claim.segment is segment for claim in self._claims.copy()):
+            return False
+        segment.vacate()
+        return segment.outstanding_blocks == 0
+
+    def _move(self, plan_owner: object, segment: _Segment) -> None:
+        """Make a segment the home of an owner."""
+        for other in self._segments:
+            if other is not segment:
+                other.arenas.pop(plan_owner, None)
+        segment.arenas.setdefault(plan_owner, None)
+        self._is_untidy = True
 
     def _segment_for(self, plan_owner: object) -> _Segment:
         """Return the free segment of the owner's colour; a new one in its place if it is too small.
@@ -160,13 +199,10 @@ class BufferPool:
         needed_bytes = self._wanted[plan_owner]
         colours = self._colours_of_plans()
         segments = []
-        for segment in self._free():
+        for segment in filter(self._is_usable, self._segments):
             largest = self._largest_user(segment)
             if largest is not None and colours[largest] == colours[plan_owner]:
                 segments.append(segment)
-        for segment in segments:
-            segment.vacate()
-        segments = [segment for segment in segments if not segment.outstanding_blocks]
         for segment in segments:
             if segment.buffer_bytes >= needed_bytes:
                 return segment
@@ -176,6 +212,7 @@ class BufferPool:
             segment = _Segment(self._allocate(needed_bytes))
         except MemoryError:
             for unused in self._free():
+                unused.vacate()
                 self._drop(unused)
             segment = _Segment(self._allocate(needed_bytes))
         self._segments.append(segment)
@@ -209,6 +246,9 @@ class _Segment:
 
     Attributes:
         buffer: None once it was freed.
+        colour: of the largest plan whose last run was here.
+        is_too_large: True if none of these plans needs so much.
+        is_untidy: True if it is too large, or some of these plans have another colour.
         buffer_bytes: its size.
         arenas: serve the plans whose last run was here, by owner; None until an owner's next run makes it.
 
@@ -220,6 +260,8 @@ class _Segment:
         """Take over a buffer."""
         self.buffer: arena.Buffer | None = buffer
         self.buffer_bytes = buffer.buffer_bytes
+        self.colour: int | None = None
+        self.is_too_large = self.is_untidy = False
         self.arenas: weakref.WeakKeyDictionary[Any, arena.Arena | None] = weakref.WeakKeyDictionary()
         self._leaves: list[weakref.ref[torch.Tensor]] = []
         self._left_by: int | None = None

@@ -104,7 +104,10 @@ def test_runs_that_are_recorded_count_as_overlapping(buffers):
 def test_a_dropped_lease_gives_back(buffers):
     owner = Owner(1024)
     lease = hold(owner)
-    del lease, owner
+    del owner
+    run_alone(Owner(512))
+    assert buffers.sizes() == [1024]
+    del lease
     assert buffers.sizes() == []
 
 
