@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from olla_solvers.analysis import peak_bytes
+from olla_solvers.freed_memory import return_freed_memory
 from olla_solvers.ilp import backends
 from olla_solvers.order import order_patiently
 from olla_solvers.order.alternatives import orders_of_peak
@@ -62,6 +63,7 @@ def make_plan(
         schedule = order_patiently(problem, patience.part(ORDER_SHARE), solver=solver, start=start)
     plan = _place(problem, schedule, patience, solver, keeps_order=keeps_order)
     validate(problem, plan)
+    return_freed_memory()
     return plan
 
 

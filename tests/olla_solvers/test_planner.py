@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from olla_solvers.analysis import peak_bytes
 from olla_solvers.order import order
 from olla_solvers.order.alternatives import orders_of_peak
-from olla_solvers.place import place, spans_of
+from olla_solvers.place import spans_of
+from olla_solvers.placer import place_with
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import Array, Operator, Problem
 from tests.olla_solvers.graphs import problems, training_steps
@@ -31,7 +32,7 @@ def hard_to_place() -> Problem:
 def test_another_order_of_the_same_peak_is_taken_where_the_first_leaves_a_gap() -> None:
     problem = hard_to_place()
     schedule = order(problem, solver="none")
-    placement = place(spans_of(problem, schedule.order))
+    placement = place_with(spans_of(problem, schedule.order))
     assert (schedule.peak_bytes, placement.height_bytes, placement.proved_by) == (50, 52, "search")
     plan = make_plan(problem)
     assert (plan.peak_bytes, plan.buffer_bytes, plan.fragmentation) == (50, 50, 0.0)
