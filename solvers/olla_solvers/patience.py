@@ -4,8 +4,9 @@ A plan whose value lies a little above its bound may be searched for hours witho
 being asked for more, a planner works for a first second on any gap, and beyond it only while the gap is above
 both half a percent and a mebibyte. If the user gives a time limit or names a solver, it goes on to a proof.
 
-The first second is counted in processor time of the working thread, so that what a plan is depends as
-little as can be on what else runs on the machine; the deadline is one of wall-clock time.
+The first second, and the limit if the user gives none, are counted in processor time of the working thread,
+so that a plan depends as little as can be on what else runs on the machine. A user's limit is one of
+wall-clock time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from dataclasses import dataclass, replace
 from olla_solvers.arrays import Bytes
 
 DEFAULT_SECONDS = 9.0
-"""Time limit for ordering and placing together, if none is given."""
+"""Processor time for ordering and placing together, if no limit is given."""
+
+LATEST = 3.0
+"""Factor on it for the deadline: on a machine so busy, planning ends by the clock."""
 
 FIRST_SECONDS = 1.0
 """Processor time for which any gap is worked on."""
@@ -36,12 +40,14 @@ class Patience:
         first_until: the end of the first second, on this thread's clock of processor time.
         least_share: beyond the first second, the share of the value that a gap must exceed.
         least_bytes: likewise, in bytes.
+        work_until: where to end on this thread's clock of processor time.
     """
 
     deadline: float
     first_until: float = -math.inf
     least_share: float = LEAST_SHARE
     least_bytes: Bytes = LEAST_BYTES
+    work_until: float = math.inf
 
     @classmethod
     def of(cls, time_limit: float | None, *, insists: bool = False) -> Patience:
@@ -51,9 +57,12 @@ class Patience:
             time_limit: seconds, for a proof; None for the default, and no longer than it pays.
             insists: True to go on to a proof without a time limit, too.
         """
-        seconds = DEFAULT_SECONDS if time_limit is None else time_limit
-        patience = cls(time.monotonic() + seconds).with_first_second()
-        return patience if time_limit is None and not insists else patience.insisting()
+        now, worked = time.monotonic(), time.thread_time()
+        first_until = worked + FIRST_SECONDS
+        if time_limit is not None or insists:
+            seconds = DEFAULT_SECONDS if time_limit is None else time_limit
+            return cls(now + seconds, first_until).insisting()
+        return cls(now + LATEST * DEFAULT_SECONDS, first_until, work_until=worked + DEFAULT_SECONDS)
 
     @classmethod
     def until(cls, deadline: float) -> Patience:
@@ -69,13 +78,13 @@ class Patience:
         """Return the same, for any gap."""
         return replace(self, least_share=0.0, least_bytes=0)
 
-    def with_first_second(self) -> Patience:
-        """Return the same with a first second that begins now, on this thread."""
-        return replace(self, first_until=time.thread_time() + FIRST_SECONDS)
+    def handed_over(self, processor_seconds: float) -> Patience:
+        """Return the same for a process that goes on after the first second, on the clock of its thread.
 
-    def beyond_first_second(self) -> Patience:
-        """Return the same for a process that goes on after the first second."""
-        return replace(self, first_until=-math.inf)
+        Args:
+            processor_seconds: what was left of them where it was handed over.
+        """
+        return replace(self, first_until=-math.inf, work_until=time.thread_time() + processor_seconds)
 
     def first_second_only(self) -> Patience:
         """Return the same without anything beyond the first second."""
@@ -83,7 +92,14 @@ class Patience:
 
     def part(self, share: float) -> Patience:
         """Return the same with an earlier deadline, after a share of what is left."""
-        return replace(self, deadline=time.monotonic() + share * self.seconds())
+        deadline = time.monotonic() + share * self.seconds()
+        return replace(
+            self, deadline=deadline, work_until=time.thread_time() + share * self.processor_seconds()
+        )
+
+    def processor_seconds(self) -> float:
+        """Return the processor time left, at least 0."""
+        return max(0.0, self.work_until - time.thread_time())
 
     def seconds(self) -> float:
         """Return the seconds left until the deadline, at least 0."""
@@ -101,6 +117,7 @@ class Patience:
             value_bytes: of the best answer so far.
             bound_bytes: proven: no answer is smaller.
         """
-        if value_bytes <= bound_bytes or time.monotonic() > self.deadline:
+        worked = time.thread_time()
+        if value_bytes <= bound_bytes or time.monotonic() > self.deadline or worked > self.work_until:
             return False
-        return time.thread_time() <= self.first_until or self.is_worth(value_bytes, bound_bytes)
+        return worked <= self.first_until or self.is_worth(value_bytes, bound_bytes)

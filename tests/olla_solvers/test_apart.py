@@ -103,7 +103,7 @@ def test_a_process_goes_on_from_a_known_order() -> None:
 
     problem = wide(60, 20)
     known = order(problem, time_limit=0)
-    better = apart.last_answer(go_on, (problem, known, "precedence bound", Patience.of(6.0)), 30)
+    better = apart.last_answer(go_on, (problem, known, "precedence bound", Patience.of(6.0), 6.0), 30)
     assert better.peak_bytes <= known.peak_bytes
     assert better.lower_bound_bytes >= known.lower_bound_bytes
     assert better.progress[: len(known.progress)] == known.progress

@@ -66,7 +66,13 @@ def test_a_time_limit_asks_for_a_proof(clock: Clock) -> None:
 
 
 def test_a_process_that_goes_on_has_no_first_second(clock: Clock) -> None:
-    assert not Patience.of(None).beyond_first_second().lasts(MIB, MIB - 1)
+    default = Patience.of(None)
+    clock.now = 2.0
+    gone_on = default.handed_over(default.processor_seconds())
+    assert not gone_on.lasts(MIB, MIB - 1)
+    assert gone_on.lasts(100 * MIB, MIB)
+    clock.now = DEFAULT_SECONDS + 0.5
+    assert not gone_on.lasts(100 * MIB, MIB)
 
 
 def scaled(problem: Problem, factor: int) -> Problem:
@@ -92,7 +98,7 @@ def test_the_dear_stage_of_ordering_begins_only_if_it_can_gain_enough(
     assert len(begun) == expected
     if begun:
         assert begun[0][0] is order.go_on
-        assert 0 < begun[0][1] <= (limit or DEFAULT_SECONDS)
+        assert 0 < begun[0][1] <= (limit or patience.LATEST * DEFAULT_SECONDS)
 
 
 CROSSED = (Span("a", 2, 4, LEAST_BYTES), Span("b", 3, 5, 3 * LEAST_BYTES), Span("c", 1, 3, LEAST_BYTES))

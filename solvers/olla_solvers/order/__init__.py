@@ -79,13 +79,18 @@ def order_patiently(
         return schedule
     if patience.seconds() < apart.LEAST_SECONDS:
         return schedule
-    arguments = (problem, schedule, portfolio.bound_by, patience.beyond_first_second())
+    arguments = (problem, schedule, portfolio.bound_by, patience, patience.processor_seconds())
     better_schedule = apart.last_answer(go_on, arguments, patience.seconds())
     return replace(better_schedule or schedule, seconds=time.monotonic() - begin)
 
 
 def go_on(
-    problem: Problem, schedule: Schedule, bound_by: str, patience: Patience, offer: apart.Offer
+    problem: Problem,
+    schedule: Schedule,
+    bound_by: str,
+    patience: Patience,
+    processor_seconds: float,
+    offer: apart.Offer,
 ) -> None:
     """Improve an order until patience is over; what a process of its own runs.
 
@@ -94,6 +99,7 @@ def go_on(
         schedule: an order and a bound.
         bound_by: the method that proved the bound.
         patience: how long to go on.
+        processor_seconds: what is left of its processor time.
         offer: takes each better order or bound.
     """
     flow, captured = flow_of(problem)
@@ -105,6 +111,7 @@ def go_on(
     def on_gain(portfolio: Portfolio) -> None:
         offer(_schedule(problem, captured, portfolio, log))
 
+    patience = patience.handed_over(processor_seconds)
     portfolio = Portfolio(flow, patience, log=log, known=known, on_gain=on_gain)
     portfolio.prove(schedule.lower_bound_bytes, bound_by)
     portfolio.run()

@@ -10,16 +10,18 @@ takes a hundred megabytes and once on a machine half a minute to compile, in a p
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from olla_solvers import apart
 from olla_solvers.ilp.place_spans import may_help, solve_with, solve_with_any
-from olla_solvers.patience import Patience
+from olla_solvers.patience import DEFAULT_SECONDS, Patience
 from olla_solvers.place.bisection import bisect, when_compiled
 from olla_solvers.place.heuristics import best_of_heuristics
 from olla_solvers.place.high_pressure import has_quiet_times, is_very_large, place_high_pressure
-from olla_solvers.place.search import INSTALL, is_available, is_compiled
+from olla_solvers.place.search import INSTALL, compilation_seconds, is_available, is_compiled
 from olla_solvers.place.task import FIRST_WORK, Candidate, Effort, Result, Task
 from olla_solvers.plan import Placement, SolverEffect, Span
 
@@ -62,16 +64,25 @@ def place_patiently(spans: Sequence[Span], patience: Patience, *, solver: str = 
 def go_on(task: Task, result: Result, offer: apart.Offer) -> None:
     """Lower a placement by searching; what a process of its own runs.
 
-    Compiling the search counts here, as the caller waits for it. If the time is over before it is done, what
-    has been compiled is kept, and the next time there is less to do.
+    Compiling the search counts here, as the caller waits for it, and without a time limit of the user's gets
+    no more than the default. What has been compiled until then is kept, so the next time there is less to do.
 
     Args:
         task: the spans and the goal.
         result: a placement, and the bound so far.
         offer: takes each better result.
     """
-    if result.is_worth_more(task) or is_compiled():
-        _search(replace(task, offer=offer), result, lambda effort: when_compiled(effort, counts=True))
+    if not is_compiled():
+        if not result.is_worth_more(task):
+            return
+        if not task.patience.insists:
+            # Compiling cannot be interrupted but by ending this process.
+            late = threading.Timer(DEFAULT_SECONDS, os._exit, (0,))
+            late.daemon = True
+            late.start()
+            compilation_seconds()
+            late.cancel()
+    _search(replace(task, offer=offer), result, lambda effort: when_compiled(effort, counts=True))
 
 
 def _before_search(task: Task) -> Result:

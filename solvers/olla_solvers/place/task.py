@@ -14,8 +14,8 @@ from olla_solvers.progress import ProgressLog
 from olla_solvers.spans import height_bytes, max_live_bytes
 from olla_solvers.spans.checks import check
 
-DEFAULT_WORK = 200_000_000
-"""Steps of the search if no time limit is given, about four seconds: then the result does not depend on the
+DEFAULT_WORK = 150_000_000
+"""Steps of the search if no time limit is given, about three seconds: then the result does not depend on the
 machine unless that is very slow."""
 
 FIRST_WORK = 40_000_000
