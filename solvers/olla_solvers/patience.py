@@ -97,6 +97,11 @@ class Patience:
             self, deadline=deadline, work_until=time.thread_time() + share * self.processor_seconds()
         )
 
+    def next_look(self) -> float:
+        """Return when to ask again, on the monotonic clock: at the earliest end of the first second."""
+        left = self.first_until - time.thread_time()
+        return min(self.deadline, time.monotonic() + left) if left > 0 else self.deadline
+
     def processor_seconds(self) -> float:
         """Return the processor time left, at least 0."""
         return max(0.0, self.work_until - time.thread_time())

@@ -145,7 +145,7 @@ class Portfolio:
             return
         with self._timed("contraction"):
             self._cut_up(self._share(0.3))
-        self._search(self._share(0.2), SHORT_SEARCH)
+        self._search(min(self._share(0.5), self._patience.next_look()), SHORT_SEARCH)
 
     def _offer(self, candidate: Candidate) -> None:
         """Take an order of the whole graph if it is better."""
