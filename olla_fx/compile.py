@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from olla_fx import arena, disk_cache, torch_compat
@@ -18,10 +18,8 @@ from olla_fx.dataflow import Dataflow, GradientsInBuffer, arrays_of_results, bui
 from olla_fx.emit import EmittedStep, emit
 from olla_fx.passes import run_passes
 from olla_fx.plan import Plan
-from olla_solvers.order import order
-from olla_solvers.planner import place_schedule
+from olla_solvers.planner import make_plan
 from olla_solvers.problem import Problem
-from olla_solvers.validate import validate
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,8 @@ class CompileRequest:
         captured: what to plan if it was captured before, as the update after micro-batches.
         earlier: the result of the first stages (capture, passes, dataflow), to plan a step again.
         problem: the captured problem with recorded workspaces, to plan instead of it.
+        start: operators' names in the order of a similar step's plan, such as one of another batch size, to
+            begin from; by default that of ``earlier``.
     """
 
     step: StepRequest
@@ -43,6 +43,7 @@ class CompileRequest:
     captured: CapturedStep | None = None
     earlier: CompiledStep | None = None
     problem: Problem | None = None
+    start: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,10 @@ def compile_step(request: CompileRequest) -> CompiledStep:
     path = disk_cache.plan_path(problem, planner_options, captured.device) if request.runs else None
     memory = disk_cache.load_plan(path, problem)
     if memory is None:
-        schedule = order(problem, solver=solver, time_limit=time_limit)
-        memory = place_schedule(problem, schedule, solver=solver, time_limit=time_limit)
-        validate(problem, memory)
+        start = request.start
+        if start is None and request.earlier is not None:
+            start = request.earlier.plan.order
+        memory = make_plan(problem, solver=solver, time_limit=time_limit, start=start)
         disk_cache.save_plan(path, memory)
     seconds.update(memory.timings)
     in_buffer = request.runs and request.in_buffer and arena.available(captured.device)

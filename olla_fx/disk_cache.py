@@ -28,7 +28,7 @@ from olla_solvers.validate import validate
 FOLDER_VARIABLE = "OLLA_FX_CACHE_DIR"
 """Environment variable that names the folder of plans; if it is empty, none are kept."""
 
-_RULES = 2
+_RULES = 3
 """A version to raise whenever the planners' results change, so that older plans are not read."""
 
 

@@ -33,6 +33,7 @@ from olla_solvers.order.bounds import MinimumCuts
 from olla_solvers.order.greedy import best_order, free_first_orders
 from olla_solvers.order.portfolio import Portfolio
 from olla_solvers.paper.program_size import program_size
+from olla_solvers.patience import Patience
 from olla_solvers.problem import Problem
 
 MODELS = (
@@ -175,7 +176,7 @@ def measure(name: str, problem: Problem, eager: int | None, time_limit: float) -
     bounds["min-cut"] = _mincut_bytes(flow, time.monotonic() + 10)
     seconds["min-cut"] = time.perf_counter() - start
     schedule = order(problem, time_limit=time_limit)
-    portfolio = Portfolio(flow_of(problem)[0], time.monotonic() + time_limit)
+    portfolio = Portfolio(flow_of(problem)[0], Patience.until(time.monotonic() + time_limit))
     portfolio.run()
     return Row(
         graph=name,

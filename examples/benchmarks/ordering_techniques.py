@@ -26,6 +26,7 @@ from olla_solvers.order.portfolio import Portfolio
 from olla_solvers.order.search import ALL_RULES, SearchRules
 from olla_solvers.paper.joint import joint_plan
 from olla_solvers.paper.ordering import Anchors, order_with_techniques
+from olla_solvers.patience import Patience
 from olla_solvers.problem import Problem
 
 OF_THE_PAPER = ("spans", "useful_lifetimes", "preserved", "precedence", "shared_outputs")
@@ -127,7 +128,7 @@ def compare_rules(paths: Sequence[Path], limit: float) -> None:
     for name, rules in variants:
         left_open, expanded, start = 0, 0, time.process_time()
         for flow in flows:
-            portfolio = Portfolio(flow, time.monotonic() + limit, rules)
+            portfolio = Portfolio(flow, Patience.until(time.monotonic() + limit), rules)
             portfolio.run()
             left_open += portfolio.best.peak_bytes > portfolio.bound_bytes
             expanded += sum(part.search.expanded for part in portfolio.parts if part.search is not None)

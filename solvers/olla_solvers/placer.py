@@ -26,8 +26,10 @@ from types import MappingProxyType
 from olla_solvers.baselines.caching_allocator import replay
 from olla_solvers.baselines.smartpool import birth_first_fit, size_best_fit, size_first_fit
 from olla_solvers.errors import NoSolutionError, ProblemError, SolverUnavailableError
+from olla_solvers.ilp import backends
 from olla_solvers.infeasible.irreducible import refuse_impossible, refuse_proven
 from olla_solvers.paper.pyramid import pyramid
+from olla_solvers.patience import Patience
 from olla_solvers.place.auto import place_auto, run_program
 from olla_solvers.place.bisection import bisect, when_compiled
 from olla_solvers.place.heuristics import best_of_heuristics
@@ -39,6 +41,12 @@ from olla_solvers.problem import Bytes, Offset
 from olla_solvers.progress import ProgressLog
 
 Method = Callable[[Task], Result]
+
+DEFAULT_SECONDS = 30.0
+"""Time limit if none is given."""
+
+DEFAULT_WORK = 600_000_000
+"""Steps of the search if no time limit is given, about ten seconds."""
 
 
 def place_with(
@@ -56,7 +64,8 @@ def place_with(
         method: a name in :data:`METHODS`.
         capacity_bytes: a height that is low enough; None to go as low as possible.
         solver: as for :func:`olla_solvers.place.place`.
-        time_limit: likewise.
+        time_limit: seconds for everything beyond the heuristics; None for at most about 30. Compiling the
+            search, which happens here and once on a machine, is not counted.
 
     Returns:
         Offsets, their height and the bound on it.
@@ -71,7 +80,11 @@ def place_with(
     """
     if method not in METHODS:
         raise ProblemError(f"unknown method {method!r} of placement; one of {', '.join(METHODS)}")
-    task = Task.checked(spans, solver=solver, time_limit=time_limit, capacity_bytes=capacity_bytes)
+    backends.check_options(solver, time_limit)
+    patience = Patience.until(time.monotonic() + (DEFAULT_SECONDS if time_limit is None else time_limit))
+    task = Task.checked(spans, solver=solver, patience=patience, capacity_bytes=capacity_bytes)
+    if time_limit is None:
+        task = replace(task, effort=replace(task.effort, work=DEFAULT_WORK))
     if capacity_bytes is not None:
         refuse_impossible(spans, capacity_bytes, task.effort)
     compiled = compilation_so_far()

@@ -2,23 +2,31 @@
 
 OLLA §4.4 splits the joint program in the same two: an order with the smallest peak first, then addresses.
 If the order's arrays do not fit together well, another order of the same peak may be taken instead.
+One time limit covers all of it; without one, effort follows what can still be gained
+(:mod:`olla_solvers.patience`).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from olla_solvers.analysis import peak_bytes
+from olla_solvers.freed_memory import return_freed_memory
 from olla_solvers.ilp import backends
-from olla_solvers.order import order
+from olla_solvers.order import order_patiently
 from olla_solvers.order.alternatives import orders_of_peak
-from olla_solvers.place import place
+from olla_solvers.patience import Patience
+from olla_solvers.place import place_patiently
 from olla_solvers.place.skyline import longest_lifetime, skyline
 from olla_solvers.plan import MemoryPlan, Provenance, Schedule
 from olla_solvers.problem import Bytes, OperatorIndex, Problem
 from olla_solvers.spans import height_bytes, scratching, spans_of
 from olla_solvers.validate import validate
+
+ORDER_SHARE = 0.65
+"""Of the time limit, what ordering may take; placing has all that ordering leaves."""
 
 
 def make_plan(
@@ -27,14 +35,17 @@ def make_plan(
     solver: str = "auto",
     time_limit: float | None = None,
     schedule: Schedule | None = None,
+    start: Sequence[str] | None = None,
 ) -> MemoryPlan:
     """Order a problem's operators, place its arrays and workspaces, and check the result.
 
     Args:
         problem: the graph.
         solver: ``auto``, ``cbc``, ``gurobi``, ``highs`` or ``none``, for both stages.
-        time_limit: seconds for each stage; None for the default of at most about 30.
-        schedule: an order found before; None to find one.
+        time_limit: seconds for both stages together, for a proof; None for as long as enough can be gained,
+            see :mod:`olla_solvers.patience`.
+        schedule: an order found before, which is kept; None to find one.
+        start: the operators' names in an order known from a similar problem, to begin from.
 
     Returns:
         The plan, which has passed :func:`~olla_solvers.validate.validate`.
@@ -45,40 +56,37 @@ def make_plan(
         ValidationError: if a given schedule does not fit the problem.
     """
     backends.check_options(solver, time_limit)
-    is_given = schedule is not None
+    named = solver in backends.SOLVERS
+    patience = Patience.of(time_limit, insists=named)
+    keeps_order = named or schedule is not None
     if schedule is None:
-        schedule = order(problem, solver=solver, time_limit=time_limit)
-    plan = place_schedule(problem, schedule, solver=solver, time_limit=time_limit, keeps_order=is_given)
+        schedule = order_patiently(problem, patience.part(ORDER_SHARE), solver=solver, start=start)
+    plan = _place(problem, schedule, patience, solver, keeps_order=keeps_order)
     validate(problem, plan)
+    return_freed_memory()
     return plan
 
 
-def place_schedule(
-    problem: Problem,
-    schedule: Schedule,
-    *,
-    solver: str = "auto",
-    time_limit: float | None = None,
-    keeps_order: bool = False,
+def _place(
+    problem: Problem, schedule: Schedule, patience: Patience, solver: str, *, keeps_order: bool
 ) -> MemoryPlan:
     """Place the arrays and workspaces of an order, or of another order with the same peak.
 
     Args:
         problem: the graph.
-        schedule: the order, from :func:`~olla_solvers.order.order`.
-        solver: ``auto``, ``cbc``, ``gurobi``, ``highs`` or ``none``. A named solver keeps the order: it is a
-            referee of what it is to place.
-        time_limit: seconds; None for the default of at most about 30.
+        schedule: the order.
+        patience: how long to go on.
+        solver: of the integer program. A named one is a referee of what it is to place.
         keeps_order: True if no other order may be taken.
 
     Returns:
         The plan, not validated yet.
     """
     start = time.monotonic()
-    if not keeps_order and solver in ("auto", "none"):
-        schedule = _easier_to_place(problem, schedule)
+    if not keeps_order:
+        schedule = _easier_to_place(problem, schedule, patience)
     spans = spans_of(problem, schedule.order)
-    placement = place(spans, solver=solver, time_limit=time_limit)
+    placement = place_patiently(spans, patience, solver=solver)
     arrays = len(problem.planned)
     names = [array.name for array in problem.planned]
     workspaces = [operator.name for _, operator in scratching(problem)]
@@ -102,18 +110,21 @@ def place_schedule(
     )
 
 
-def _easier_to_place(problem: Problem, schedule: Schedule) -> Schedule:
+def _easier_to_place(problem: Problem, schedule: Schedule, patience: Patience) -> Schedule:
     """Return the same order, or another of its peak that the simplest heuristic places without a gap."""
-    if _fits(problem, schedule.order, schedule.peak_bytes):
+    height = _height_bytes(problem, schedule.order)
+    if not patience.lasts(height, schedule.peak_bytes):
         return schedule
     for rule, other in orders_of_peak(problem, schedule.peak_bytes):
-        if _fits(problem, other, schedule.peak_bytes):
+        if _height_bytes(problem, other) <= schedule.peak_bytes:
             # An order that was cut short by its time limit may even have a larger peak.
             return replace(schedule, order=other, peak_bytes=peak_bytes(problem, other), found_by=rule)
+        if not patience.lasts(height, schedule.peak_bytes):
+            break
     return schedule
 
 
-def _fits(problem: Problem, sequence: tuple[OperatorIndex, ...], peak_bytes: Bytes) -> bool:
-    """Return True if the skyline places an order's arrays within the peak."""
+def _height_bytes(problem: Problem, sequence: tuple[OperatorIndex, ...]) -> Bytes:
+    """Return the height at which the simplest skyline places an order's arrays."""
     spans = spans_of(problem, sequence)
-    return height_bytes(spans, skyline(spans, longest_lifetime)) <= peak_bytes
+    return height_bytes(spans, skyline(spans, longest_lifetime))

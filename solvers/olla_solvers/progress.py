@@ -7,6 +7,7 @@ nothing else is kept, so the notes are two monotone curves over time. Noting cha
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from olla_solvers.problem import Bytes
@@ -32,16 +33,17 @@ class Improvement:
 class ProgressLog:
     """Collects the improvements of one run of a planner."""
 
-    def __init__(self, start: float, bound_bytes: Bytes = 0) -> None:
+    def __init__(self, start: float, bound_bytes: Bytes = 0, earlier: Sequence[Improvement] = ()) -> None:
         """Begin.
 
         Args:
             start: when the stage began, on the monotonic clock.
             bound_bytes: proven before anything was tried.
+            earlier: notes to go on from.
         """
         self._start = start
         self._bound_bytes = bound_bytes
-        self._improvements: list[Improvement] = []
+        self._improvements = list(earlier)
 
     def note(self, value_bytes: Bytes, bound_bytes: Bytes, method: str) -> None:
         """Keep a value and a bound if either is better than before.
@@ -58,8 +60,11 @@ class ProgressLog:
             bound_bytes = max(bound_bytes, last.bound_bytes)
             if (value_bytes, bound_bytes) == (last.value_bytes, last.bound_bytes):
                 return
-        seconds = time.monotonic() - self._start
-        self._improvements.append(Improvement(seconds, value_bytes, bound_bytes, method))
+        self._improvements.append(Improvement(self.seconds(), value_bytes, bound_bytes, method))
+
+    def seconds(self) -> float:
+        """Return the wall-clock time since the stage began."""
+        return time.monotonic() - self._start
 
     @property
     def improvements(self) -> tuple[Improvement, ...]:

@@ -57,7 +57,7 @@ def test_auto_is_lowest_and_says_what_proved_it() -> None:
     for _ in range(300):
         items = random_instance(draw)
         if given_collision(items) is None:
-            placement = place(items, solver="none")
+            placement = place_with(items, solver="none")
             assert placement.height_bytes == placement.lower_bound_bytes == lowest_height(items)
             proofs.add(placement.proved_by)
     assert proofs == {"live bytes", "search"}

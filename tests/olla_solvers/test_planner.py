@@ -6,10 +6,12 @@ from hypothesis import given, settings
 from olla_solvers.analysis import peak_bytes
 from olla_solvers.order import order
 from olla_solvers.order.alternatives import orders_of_peak
-from olla_solvers.place import place, spans_of
+from olla_solvers.place import spans_of
+from olla_solvers.placer import place_with
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import Array, Operator, Problem
 from tests.olla_solvers.graphs import problems, training_steps
+from tests.olla_solvers.order.large import wide
 
 ARRAYS = (
     (9, (1, 3)), (15, (2, 3, 6)), (17, (5,)), (7, (4, 7)), (5, (5, 9, 10)), (4, (8,)), (12, (9,)), (12, ()),
@@ -31,7 +33,7 @@ def hard_to_place() -> Problem:
 def test_another_order_of_the_same_peak_is_taken_where_the_first_leaves_a_gap() -> None:
     problem = hard_to_place()
     schedule = order(problem, solver="none")
-    placement = place(spans_of(problem, schedule.order))
+    placement = place_with(spans_of(problem, schedule.order))
     assert (schedule.peak_bytes, placement.height_bytes, placement.proved_by) == (50, 52, "search")
     plan = make_plan(problem)
     assert (plan.peak_bytes, plan.buffer_bytes, plan.fragmentation) == (50, 50, 0.0)
@@ -79,3 +81,17 @@ def test_a_plan_without_time_reports_its_own_orders_peak(problem: Problem) -> No
 
 def test_no_other_order_where_none_is_good_enough() -> None:
     assert list(orders_of_peak(hard_to_place(), 49)) == []
+
+
+def test_a_known_order_is_where_ordering_begins() -> None:
+    problem = wide(200, 60)
+    names = [operator.name for operator in problem.operators]
+    greedy = make_plan(problem, time_limit=0)
+    better = make_plan(problem, time_limit=4)
+    assert better.peak_bytes < greedy.peak_bytes
+    again = make_plan(problem, time_limit=0, start=better.order)
+    assert (again.peak_bytes, again.order) == (better.peak_bytes, better.order)
+    assert again.provenance.order_found_by == "earlier plan"
+    for useless in ((), names[1:], names[::-1], [*names[1:], "another"], [*names, names[0]]):
+        assert make_plan(problem, time_limit=0, start=useless).peak_bytes == greedy.peak_bytes
+    assert make_plan(problem, time_limit=0, start=names).peak_bytes == greedy.peak_bytes

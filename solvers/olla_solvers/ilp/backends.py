@@ -12,9 +12,6 @@ import importlib.util
 import json
 import math
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -22,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from olla_solvers.apart import run_module
 from olla_solvers.errors import OptionError, SolverUnavailableError
 from olla_solvers.ilp.model import LinearModel
 from olla_solvers.plan import SolverStatus
@@ -33,7 +31,6 @@ FREE_GUROBI_SIZE = 2000
 """Variables and constraints that the licence inside the gurobipy wheel takes."""
 
 _MODULES = {"gurobi": "gurobipy", "highs": "highspy", "cbc": "pulp"}
-_GRACE_SECONDS = 0.5
 _RELATIVE_TOLERANCE = 1e-6
 
 
@@ -189,37 +186,9 @@ def _own_limit(time_limit: float | None) -> float | None:
 
 def _run_process(folder: str, time_limit: float | None) -> tuple[bool, str]:
     """Return True if the solver's process ended by itself, and its error output."""
-    command = [sys.executable, "-m", "olla_solvers.ilp.solver_process", "request.json", "response.json"]
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, sys.path)]
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        _, words = process.communicate(timeout=None if time_limit is None else time_limit + _GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        return False, ""
-    finally:
-        _end(process)
-    return True, words[-500:]
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """End a solver's process and what it started; CBC is a process of its own."""
-    if process.poll() is not None:
-        return
-    if hasattr(os, "killpg"):
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    process.communicate()
+    arguments = ("request.json", "response.json")
+    code, words = run_module("olla_solvers.ilp.solver_process", arguments, folder, time_limit)
+    return code is not None, words
 
 
 @cache

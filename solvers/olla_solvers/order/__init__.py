@@ -1,7 +1,9 @@
 """Finds an execution order with a small peak and proves what no order can beat.
 
 By default a portfolio runs: greedy list scheduling, bounds, and the exact search
-(:mod:`olla_solvers.order.portfolio`). A named solver always gets the integer program of OLLA equation 14 on
+(:mod:`olla_solvers.order.portfolio`), in this process for a first second, which settles nearly all training
+steps. If enough can still be gained (:mod:`olla_solvers.patience`), it goes on in a process of its own, whose
+states may take gigabytes. A named solver always gets the integer program of OLLA equation 14 on
 the contracted graph's pieces (:mod:`olla_solvers.ilp.order_pieces`), started from greedy orders, which are
 never lost, and without the search's order or bound.
 """
@@ -9,37 +11,43 @@ never lost, and without the search's order or bound.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
-from olla_solvers.analysis import peak_bytes
+from olla_solvers import apart
+from olla_solvers.analysis import peak_bytes, timesteps
 from olla_solvers.graph.flow import Candidate, FlowGraph, flow_of
 from olla_solvers.ilp import backends
 from olla_solvers.ilp.order_pieces import Heuristic, better, improve
 from olla_solvers.order.greedy import best_order, free_first_orders
 from olla_solvers.order.portfolio import Portfolio
+from olla_solvers.patience import Patience
 from olla_solvers.plan import Schedule, SolverReport
-from olla_solvers.problem import Problem
+from olla_solvers.problem import OperatorIndex, Problem
 from olla_solvers.progress import ProgressLog
-
-DEFAULT_SECONDS = 30.0
-"""Time limit if none is given."""
-
-SECONDS_WITHOUT_SOLVER = 5.0
-"""Time limit if none is given and no solver is wanted."""
 
 Improve: TypeAlias = Callable[[FlowGraph, Candidate, Heuristic, str, float], tuple[Candidate, SolverReport]]
 """Has a named solver improve an order: the type of :func:`~olla_solvers.ilp.order_pieces.improve`."""
 
 
-def order(problem: Problem, *, solver: str = "auto", time_limit: float | None = None) -> Schedule:
+def order(
+    problem: Problem,
+    *,
+    solver: str = "auto",
+    time_limit: float | None = None,
+    start: Sequence[str] | None = None,
+) -> Schedule:
     """Order a problem's operators for the smallest peak.
 
     Args:
         problem: the graph.
         solver: ``auto`` or ``none`` (heuristics, bounds and the exact search), or ``cbc``, ``gurobi`` or
             ``highs`` (the integer program really runs, without the search's order or bound).
-        time_limit: seconds; None for at most about 30, and about 5 with ``none``.
+        time_limit: seconds, for a proof; None for as long as enough can be gained, see
+            :mod:`olla_solvers.patience`.
+        start: the operators' names in an order known from a similar problem, as one candidate; ignored if
+            it is no order of this one.
 
     Returns:
         The best order found, its peak, and a proven bound. Never worse than the captured order.
@@ -48,17 +56,84 @@ def order(problem: Problem, *, solver: str = "auto", time_limit: float | None = 
         SolverUnavailableError: if the named solver is unknown, not installed, or not licensed for a
             program of this size.
     """
+    return order_patiently(problem, Patience.of(time_limit), solver=solver, start=start)
+
+
+def order_patiently(
+    problem: Problem, patience: Patience, *, solver: str = "auto", start: Sequence[str] | None = None
+) -> Schedule:
+    """Order for as long as patience lasts; arguments, result and errors as for :func:`order`."""
     if solver not in ("auto", "none"):
-        return order_by_solver(problem, solver, time_limit)
-    start = time.monotonic()
-    if time_limit is None:
-        time_limit = SECONDS_WITHOUT_SOLVER if solver == "none" else DEFAULT_SECONDS
+        return order_by_solver(problem, solver, patience.seconds())
+    begin = time.monotonic()
     flow, captured = flow_of(problem)
     # Joining and checking the order takes about as long as reading the graph did.
-    reading = min(time.monotonic() - start, time_limit / 10)
-    log = ProgressLog(start)
-    portfolio = Portfolio(flow, start + time_limit - reading, log=log)
+    reading = min(time.monotonic() - begin, patience.seconds() / 10)
+    patience = replace(patience, deadline=patience.deadline - reading)
+    log = ProgressLog(begin)
+    known = None if start is None else _known(problem, flow, captured, start)
+    portfolio = Portfolio(flow, patience.first_second_only(), log=log, known=known)
     portfolio.run()
+    schedule = _schedule(problem, captured, portfolio, log)
+    if not patience.lasts(schedule.peak_bytes, schedule.lower_bound_bytes):
+        return schedule
+    if patience.seconds() < apart.LEAST_SECONDS:
+        return schedule
+    arguments = (problem, schedule, portfolio.bound_by, patience, patience.processor_seconds())
+    better_schedule = apart.last_answer(go_on, arguments, patience.seconds())
+    return replace(better_schedule or schedule, seconds=time.monotonic() - begin)
+
+
+def go_on(
+    problem: Problem,
+    schedule: Schedule,
+    bound_by: str,
+    patience: Patience,
+    processor_seconds: float,
+    offer: apart.Offer,
+) -> None:
+    """Improve an order until patience is over; what a process of its own runs.
+
+    Args:
+        problem: the graph.
+        schedule: an order and a bound.
+        bound_by: the method that proved the bound.
+        patience: how long to go on.
+        processor_seconds: what is left of its processor time.
+        offer: takes each better order or bound.
+    """
+    flow, captured = flow_of(problem)
+    position = timesteps(captured)
+    sequence = tuple(position[operator] for operator in schedule.order)
+    known = Candidate(sequence, schedule.peak_bytes, schedule.found_by)
+    log = ProgressLog(time.monotonic() - schedule.seconds, earlier=schedule.progress)
+
+    def on_gain(portfolio: Portfolio) -> None:
+        offer(_schedule(problem, captured, portfolio, log))
+
+    patience = patience.handed_over(processor_seconds)
+    portfolio = Portfolio(flow, patience, log=log, known=known, on_gain=on_gain)
+    portfolio.prove(schedule.lower_bound_bytes, bound_by)
+    portfolio.run()
+
+
+def _known(
+    problem: Problem, flow: FlowGraph, captured: Sequence[OperatorIndex], start: Sequence[str]
+) -> Candidate | None:
+    """Return an order given by names as a candidate; None if it is no order of the problem."""
+    index = {operator.name: number for number, operator in enumerate(problem.operators)}
+    sequence = [index[name] for name in start if name in index]
+    if len(sequence) != len(start) or not problem.is_executable(sequence):
+        return None
+    position = timesteps(captured)
+    order = tuple(position[operator] for operator in sequence)
+    return Candidate(order, flow.peak_bytes(order), "earlier plan")
+
+
+def _schedule(
+    problem: Problem, captured: Sequence[OperatorIndex], portfolio: Portfolio, log: ProgressLog
+) -> Schedule:
+    """Return what a portfolio has found so far."""
     best = portfolio.best
     bound = min(portfolio.bound_bytes, best.peak_bytes)
     sequence = tuple(captured[operator] for operator in best.order)
@@ -68,7 +143,7 @@ def order(problem: Problem, *, solver: str = "auto", time_limit: float | None = 
         lower_bound_bytes=bound,
         found_by=best.rule,
         proved_by=portfolio.bound_by if bound == best.peak_bytes else None,
-        seconds=time.monotonic() - start,
+        seconds=log.seconds(),
         progress=log.improvements,
     )
 
@@ -81,7 +156,7 @@ def order_by_solver(
     Args:
         problem: the graph.
         solver: ``cbc``, ``gurobi`` or ``highs``.
-        time_limit: seconds; None for at most about 30.
+        time_limit: seconds; None for the default.
         improve: how the program is stated and solved.
 
     Returns:
@@ -92,7 +167,7 @@ def order_by_solver(
     """
     start = time.monotonic()
     backends.require(solver)
-    deadline = start + (DEFAULT_SECONDS if time_limit is None else time_limit)
+    deadline = Patience.of(time_limit).deadline
     flow, captured = flow_of(problem)
     bound = max(flow.precedence_bytes, default=0)
     log = ProgressLog(start)

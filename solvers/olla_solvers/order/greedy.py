@@ -59,7 +59,11 @@ RULES: Mapping[str, tuple[Rule, bool]] = MappingProxyType(
 
 
 def best_order(
-    flow: FlowGraph, bound_bytes: Bytes, deadline: float, log: ProgressLog | None = None
+    flow: FlowGraph,
+    bound_bytes: Bytes,
+    deadline: float,
+    log: ProgressLog | None = None,
+    known: Candidate | None = None,
 ) -> Candidate:
     """Return the best order of all rules.
 
@@ -68,12 +72,15 @@ def best_order(
         bound_bytes: stop at an order that needs no more.
         deadline: ``time.monotonic()`` at which to stop trying further rules.
         log: notes better orders.
+        known: an order to begin from, beside the captured one.
 
     Returns:
-        The best order; never worse than the captured one.
+        The best order; never worse than the captured and the known one.
     """
     captured = tuple(range(flow.count))
     best = Candidate(captured, flow.peak_bytes(captured), "captured")
+    if known is not None and known.peak_bytes <= best.peak_bytes:
+        best = known
     if log is not None:
         log.note(best.peak_bytes, bound_bytes, best.rule)
     for name, (rule, backwards) in RULES.items():

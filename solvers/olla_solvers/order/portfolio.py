@@ -3,15 +3,15 @@
 Greedy rules and the precedence bound come first; then the graph is contracted and split, and each piece
 that may still matter gets a short exact search and then, in turns that grow while they gain, min-cut bounds,
 projections, more of the search, and searches of windows of its order. The largest of the pieces' smallest
-peaks is the graph's, so a bound proven for one piece closes all those whose known order needs no more. At the
-deadline the best order so far is returned, with what has been proven.
+peaks is the graph's, so a bound proven for one piece closes all those whose known order needs no more. When
+its patience is over the best order so far is returned, with what has been proven.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from olla_solvers.graph.contract import Contracted, contract, unchanged
@@ -22,6 +22,7 @@ from olla_solvers.order.greedy import best_order, free_first_orders
 from olla_solvers.order.projection import Projection
 from olla_solvers.order.search import ALL_RULES, Alternation, SearchRules
 from olla_solvers.order.window_search import WindowSearch
+from olla_solvers.patience import Patience
 from olla_solvers.problem import Bytes, OperatorIndex
 from olla_solvers.progress import ProgressLog
 
@@ -34,7 +35,7 @@ MOST_CONTRACTED = 50_000
 MOST_SEARCHED = 30_000
 """Operators above which a piece is not searched, for the same reason."""
 
-FIRST_TURN = 0.5
+FIRST_TURN = 0.2
 """Seconds of each method's first turn."""
 
 TURN_GROWTH = 1.5
@@ -85,29 +86,35 @@ class Portfolio:
     def __init__(
         self,
         flow: FlowGraph,
-        deadline: float,
+        patience: Patience,
         rules: SearchRules = ALL_RULES,
         log: ProgressLog | None = None,
+        known: Candidate | None = None,
+        on_gain: Callable[[Portfolio], None] | None = None,
     ) -> None:
         """Start with the greedy orders and the precedence bound.
 
         Args:
             flow: the graph.
-            deadline: on the monotonic clock.
+            patience: how long to go on.
             rules: what the exact search may use.
             log: where improvements are noted.
+            known: an order to begin from, beside the greedy ones.
+            on_gain: called after each improvement of the order or its bound, from ``run`` on.
         """
         self._log = log or ProgressLog(time.monotonic())
         self._flow = flow
-        self._deadline = deadline
+        self._patience = patience
+        self._deadline = patience.deadline
         self._rules = rules
+        self._on_gain = on_gain
         self._contracted: Contracted | None = None
         self.seconds: dict[str, float] = {}
         with self._timed("precedence bound"):
             self.bound_bytes = max(flow.precedence_bytes, default=0)
         self.bound_by = "precedence bound"
         with self._timed("greedy"):
-            self.best = best_order(flow, self.bound_bytes, deadline, self._log)
+            self.best = best_order(flow, self.bound_bytes, self._deadline, self._log, known)
         self.parts: list[_Part] = []
 
     @contextlib.contextmanager
@@ -120,8 +127,8 @@ class Portfolio:
 
     @property
     def is_done(self) -> bool:
-        """True if the best order is proven, or the time is over."""
-        return self.best.peak_bytes <= self.bound_bytes or time.monotonic() > self._deadline
+        """True if the best order is proven, or good enough for the time it took, or the time is over."""
+        return not self._patience.lasts(self.best.peak_bytes, self.bound_bytes)
 
     def run(self) -> None:
         """Run every method until done; the free-first schedules, which take linear time, always."""
@@ -130,7 +137,6 @@ class Portfolio:
             with self._timed("free first"):
                 for candidate in free_first_orders(self._flow):
                     self._offer(candidate)
-        self._lift_bound(self._share(0.15))
         self._take_rounds()
 
     def run_short(self) -> None:
@@ -139,7 +145,7 @@ class Portfolio:
             return
         with self._timed("contraction"):
             self._cut_up(self._share(0.3))
-        self._search(self._share(0.2), SHORT_SEARCH)
+        self._search(min(self._share(0.5), self._patience.next_look()), SHORT_SEARCH)
 
     def _offer(self, candidate: Candidate) -> None:
         """Take an order of the whole graph if it is better."""
@@ -149,13 +155,17 @@ class Portfolio:
 
     def _note(self, method: str) -> None:
         self._log.note(self.best.peak_bytes, min(self.bound_bytes, self.best.peak_bytes), method)
+        if self._on_gain is not None:
+            self._on_gain(self)
 
     def _take_rounds(self) -> None:
         """Give each method turns: one that gained something gets more time than one that did not."""
         methods = (self._lift_bound, self._project, self._search, self._search_windows)
         seconds = [FIRST_TURN] * len(methods)
-        while self._open() and not self.is_done:
+        while self._open():
             for turn, method in enumerate(methods):
+                if self.is_done:
+                    return
                 before = (self.bound_bytes, self.best.peak_bytes)
                 method(min(self._deadline, time.monotonic() + seconds[turn]))
                 gained = before != (self.bound_bytes, self.best.peak_bytes)
@@ -175,12 +185,13 @@ class Portfolio:
         pieces = split(smaller) if self._rules.split else undivided(smaller)
         for piece in pieces:
             if time.monotonic() < self._deadline:
-                self._prove(max(piece.flow.precedence_bytes), "precedence bound")
+                self.prove(max(piece.flow.precedence_bytes), "precedence bound")
         for piece in pieces:
             self.parts.append(_Part(piece, best_order(piece.flow, self.bound_bytes, self._deadline)))
         self._join()
 
-    def _prove(self, bound_bytes: Bytes, method: str) -> None:
+    def prove(self, bound_bytes: Bytes, method: str) -> None:
+        """Take over a bound if it is better."""
         if bound_bytes > self.bound_bytes:
             self.bound_bytes, self.bound_by = bound_bytes, method
             self._note(method)
@@ -218,7 +229,7 @@ class Portfolio:
             part.cuts.learn(self.bound_bytes)
             with self._timed("min-cut bound"):
                 part.cuts.run(deadline)
-            self._prove(part.cuts.bound_bytes, "min-cut bound")
+            self.prove(part.cuts.bound_bytes, "min-cut bound")
 
     def _project(self, deadline: float) -> None:
         for part in self._next_open(deadline) if self._rules.projection else ():
@@ -227,7 +238,7 @@ class Portfolio:
             part.projection.learn(self.bound_bytes)
             with self._timed("projection bound"):
                 part.projection.run(part.best.peak_bytes, deadline)
-            self._prove(part.projection.bound_bytes, "projection bound")
+            self.prove(part.projection.bound_bytes, "projection bound")
 
     def _search(self, deadline: float, most_states: int | None = None) -> None:
         for part in self._next_open(deadline):
@@ -239,7 +250,7 @@ class Portfolio:
             search.learn(part.best.order, self.bound_bytes)
             with self._timed("exact search"):
                 search.run(deadline, most_states)
-            self._prove(search.bound_bytes, "exact search")
+            self.prove(search.bound_bytes, "exact search")
             self._take(part, search.order, "exact search")
 
     def _search_windows(self, deadline: float) -> None:

@@ -42,7 +42,7 @@ def order_with_techniques(
     Args:
         problem: the graph.
         solver: ``cbc``, ``gurobi`` or ``highs``.
-        time_limit: seconds; None for at most about 30.
+        time_limit: seconds; None for the default.
         techniques: how the program is stated.
         anchors: which control edges are added to the graph.
 

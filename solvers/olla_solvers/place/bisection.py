@@ -21,11 +21,19 @@ LATER_SHARE = 0.34
 """Of what is left, for each search above it."""
 
 
-def when_compiled(effort: Effort) -> Effort:
-    """Return an effort that begins once the search is compiled, so that this counts towards no limit."""
+def when_compiled(effort: Effort, *, counts: bool = False) -> Effort:
+    """Make the search ready.
+
+    Args:
+        effort: cost that searches may have.
+        counts: False if compiling counts towards no limit.
+
+    Returns:
+        The effort that is left: of which nothing is gone unless compiling counts.
+    """
     start = time.monotonic()
     compilation_seconds()
-    return Effort(effort.deadline + time.monotonic() - start, effort.work)
+    return effort if counts else Effort(effort.deadline + time.monotonic() - start, effort.work)
 
 
 def bisect(task: Task, result: Result, effort: Effort) -> Result:
@@ -55,7 +63,8 @@ def bisect(task: Task, result: Result, effort: Effort) -> Result:
                 result = replace(result, bound_bytes=tried, bound_by="search")
         known = result.candidate.height_bytes
         task.log.note(known, min(result.bound_bytes, known), "search")
-        if tried >= known or not effort.is_worth():
+        task.offer(result)
+        if tried >= known or not effort.is_worth() or not result.is_worth_more(task):
             break
         height = max(tried, (tried + known - unit) // 2 // unit * unit)
     return result

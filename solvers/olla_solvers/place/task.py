@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from olla_solvers.ilp import backends
+from olla_solvers.patience import Patience
 from olla_solvers.plan import Placement, SolverReport, Span
 from olla_solvers.problem import Bytes, Offset
 from olla_solvers.progress import ProgressLog
 from olla_solvers.spans import height_bytes, max_live_bytes
 from olla_solvers.spans.checks import check
 
-DEFAULT_SECONDS = 30.0
-"""Time limit if none is given."""
-
-DEFAULT_WORK = 600_000_000
-"""Steps of the search if no time limit is given, about ten seconds: then the result does not depend on the
+DEFAULT_WORK = 150_000_000
+"""Steps of the search if no time limit is given, about three seconds: then the result does not depend on the
 machine unless that is very slow."""
+
+FIRST_WORK = 40_000_000
+"""Steps that any gap is worth: the search's part of the first second."""
 
 LEAST_SECONDS = 0.05
 LEAST_WORK = 1_000_000
@@ -56,6 +57,10 @@ class Effort:
         """Return what is left after some steps of work."""
         return self if self.work is None else Effort(self.deadline, self.work - work)
 
+    def at_most(self, work: int) -> Effort:
+        """Return the effort with no more than some steps of work."""
+        return Effort(self.deadline, work if self.work is None else min(work, self.work))
+
     def is_worth(self) -> bool:
         """Return True if enough is left for another search."""
         return self.seconds() > LEAST_SECONDS and (self.work is None or self.work > LEAST_WORK)
@@ -85,6 +90,10 @@ class Candidate:
         return other if other.height_bytes < self.height_bytes else self
 
 
+def _keep(result: Result) -> None:
+    """Do nothing with a result: it is returned in the end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """The spans to place, and the height to reach.
@@ -94,10 +103,12 @@ class Task:
         bound_bytes: most bytes alive at once.
         goal_bytes: the height that is low enough: the bound, or a capacity above it.
         effort: cost that searching may have.
+        patience: the gap that is worth more than a first search; any if not given.
         solver: ``auto``, ``none``, or the name of the integer program's solver.
         is_capacity: True if heights above the goal are of no use.
         start: when placing began, on the monotonic clock.
         log: notes improvements.
+        offer: takes each better result while a search goes on.
     """
 
     spans: Sequence[Span]
@@ -106,16 +117,18 @@ class Task:
     effort: Effort
     solver: str = "none"
     is_capacity: bool = False
+    patience: Patience = field(default_factory=lambda: Patience.until(math.inf))
     start: float = field(default_factory=time.monotonic)
     log: ProgressLog = field(default_factory=lambda: ProgressLog(time.monotonic()))
+    offer: Callable[[Result], None] = _keep
 
     @classmethod
     def checked(
         cls,
         spans: Sequence[Span],
         *,
-        solver: str = "auto",
-        time_limit: float | None = None,
+        solver: str,
+        patience: Patience,
         capacity_bytes: Bytes | None = None,
     ) -> Task:
         """Check spans and options, and state the task; arguments and errors as for ``place``.
@@ -123,23 +136,20 @@ class Task:
         Args:
             spans: rectangles.
             solver: of the integer program.
-            time_limit: seconds, or None.
+            patience: how long to go on.
             capacity_bytes: a height that is low enough; None to go as low as possible.
         """
         start = time.monotonic()
-        backends.check_options(solver, time_limit)
         check(spans)
         bound = max_live_bytes(spans)
         return cls(
             spans,
             bound,
             bound if capacity_bytes is None else max(bound, capacity_bytes),
-            Effort(
-                start + (DEFAULT_SECONDS if time_limit is None else time_limit),
-                DEFAULT_WORK if time_limit is None else None,
-            ),
+            Effort(patience.deadline, None if patience.insists else DEFAULT_WORK),
             solver,
             capacity_bytes is not None,
+            patience,
             start,
             ProgressLog(start, bound),
         )
@@ -166,6 +176,10 @@ class Result:
         if task.is_capacity and self.bound_bytes > task.goal_bytes:
             return True
         return self.candidate.height_bytes <= max(task.goal_bytes, self.bound_bytes)
+
+    def is_worth_more(self, task: Task) -> bool:
+        """Return True if the gap is worth more than a first search."""
+        return task.patience.is_worth(self.candidate.height_bytes, max(task.goal_bytes, self.bound_bytes))
 
     def placement(self, task: Task) -> Placement:
         """Return the result as users get it."""

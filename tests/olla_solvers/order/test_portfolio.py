@@ -13,6 +13,7 @@ from olla_solvers.order import order
 from olla_solvers.order.greedy import free_first
 from olla_solvers.order.portfolio import Portfolio
 from olla_solvers.order.search import SearchRules
+from olla_solvers.patience import Patience
 from olla_solvers.problem import Problem
 from tests.olla_solvers.graphs import alexnet_step, mlp_step, precedence_bound, problems, smallest_peak
 from tests.olla_solvers.order.large import residual, wide
@@ -26,7 +27,7 @@ def test_the_portfolio_proves_without_a_rule(switched_off: str) -> None:
     @given(problems())
     def check(problem: Problem) -> None:
         flow, _ = flow_of(problem)
-        portfolio = Portfolio(flow, float("inf"), SearchRules(**{switched_off: False}))
+        portfolio = Portfolio(flow, Patience.until(float("inf")), SearchRules(**{switched_off: False}))
         portfolio.run()
         assert portfolio.best.peak_bytes == portfolio.bound_bytes == smallest_peak(problem)
         assert flow.peak_bytes(portfolio.best.order) == portfolio.best.peak_bytes

@@ -11,6 +11,7 @@ from olla_solvers.graph.flow import flow_of
 from olla_solvers.order.greedy import best_order
 from olla_solvers.order.portfolio import Portfolio
 from olla_solvers.order.window_search import WindowSearch
+from olla_solvers.patience import Patience
 from olla_solvers.problem import Problem
 from tests.olla_solvers.graphs import problems
 from tests.olla_solvers.order.large import wide
@@ -22,7 +23,7 @@ MANY = settings(max_examples=100, deadline=None, derandomize=True)
 @given(problems(most=12), st.integers(0, 2000))
 def test_searching_windows_never_worsens_and_can_be_continued(problem: Problem, bound: int) -> None:
     flow, _ = flow_of(problem)
-    optimum = Portfolio(flow, float("inf"))
+    optimum = Portfolio(flow, Patience.until(float("inf")))
     optimum.run_short()
     windows, sequence = WindowSearch(flow), tuple(range(flow.count))
     found = windows.run(sequence, bound, float("inf"))

@@ -36,7 +36,7 @@ def test_every_skyline_is_valid(items: tuple[Span, ...]) -> None:
 @MANY
 @given(spans(10, given=True))
 def test_given_offsets_stay(items: tuple[Span, ...]) -> None:
-    placement = place(items, solver="none")
+    placement = place_with(items, solver="none")
     assert_valid(items, placement.offsets)
     assert placement.lower_bound_bytes <= placement.height_bytes
 

@@ -13,6 +13,7 @@ from olla_solvers.place.search.driver import (
     compilation_seconds,
     compilation_so_far,
     is_available,
+    is_compiled,
     search,
 )
 from olla_solvers.place.search.rules import SearchRules
@@ -25,5 +26,6 @@ __all__ = [
     "compilation_seconds",
     "compilation_so_far",
     "is_available",
+    "is_compiled",
     "search",
 ]

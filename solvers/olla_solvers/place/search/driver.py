@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,6 +128,14 @@ def load_compiled() -> None:
             import_module(_COMPILED)
         finally:
             config.CACHE_DIR = before
+
+
+def is_compiled() -> bool:
+    """Return True if the search was compiled on this machine before, so that it is ready in a moment."""
+    load_compiled()
+    from olla_solvers.place.search import kernel
+
+    return any(Path(kernel.run.stats.cache_path or ".").glob("kernel.run-*.nbc"))
 
 
 def compilation_so_far() -> float:

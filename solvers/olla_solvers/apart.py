@@ -1,0 +1,153 @@
+"""Runs a function of this package in a process of its own, which hands over every improvement at once.
+
+What takes much memory (states of a search, compiled code) is gone with its process, and the caller's memory
+and imports stay as they were. The process is started as ``python -m olla_solvers.apart request answer`` in
+an empty folder; it imports neither the caller's main module nor anything that the function does not need.
+An answer is a file that each better one replaces whole: whenever the process ends, is ended at its deadline
+or is killed, the last answer stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from olla_solvers.errors import OllaError
+
+_LOGGER = logging.getLogger(__name__)
+
+_GRACE_SECONDS = 0.5
+"""Time beyond a process's limit in which it may end by itself."""
+
+LEAST_SECONDS = 2.0
+"""A process is not started for less: it would hardly have begun."""
+
+Offer: TypeAlias = Callable[[Any], None]
+"""Hands over an answer that is better than those before."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """An answer that is an error of this package, for the caller to raise."""
+
+    error: OllaError
+
+
+def last_answer(function: Callable[..., None], arguments: Sequence[Any], seconds: float) -> Any | None:
+    """Run a function in a process of its own and return the last answer that it offered.
+
+    Args:
+        function: of a module of this package; called with the arguments and an :data:`Offer`.
+        arguments: what can be pickled.
+        seconds: wall-clock time, after which the process is ended.
+
+    Returns:
+        The last answer; None if there is none, or no process can be started here.
+
+    Raises:
+        OllaError: as the function did.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="olla_solvers_") as folder:
+            Path(folder, "request").write_bytes(pickle.dumps((function, tuple(arguments))))
+            module_arguments = ("request", "answer")
+            code, words = run_module("olla_solvers.apart", module_arguments, folder, seconds)
+            answered = Path(folder, "answer")
+            answer = pickle.loads(answered.read_bytes()) if answered.exists() else None
+    except OSError as error:
+        _LOGGER.warning("no process to plan in can be started; the plan found so far stands (%s)", error)
+        return None
+    if code:
+        last_words = words.strip().splitlines()[-1:] or ["without a word"]
+        _LOGGER.warning(
+            "planning in a process of its own ended with status %d (%s); the best plan so far stands",
+            code, last_words[0],
+        )  # fmt: skip
+    if isinstance(answer, _Refused):
+        raise answer.error
+    return answer
+
+
+def run_module(
+    module: str, arguments: Sequence[str], folder: str, seconds: float | None
+) -> tuple[int | None, str]:
+    """Run a module of this package in a process of its own, and end it with all it started when it is late.
+
+    Args:
+        module: its full name.
+        arguments: for its command line.
+        folder: where it works.
+        seconds: wall-clock time; a moment after, the process is ended. None for no limit.
+
+    Returns:
+        Its exit status, None if it had to be ended, and its error output.
+    """
+    root = str(Path(__file__).resolve().parents[1])
+    paths = [root, *filter(None, sys.path)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _, words = process.communicate(timeout=None if seconds is None else seconds + _GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None, ""
+    finally:
+        _end(process)
+    return process.returncode, words[-500:]
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a process and what it started."""
+    if process.poll() is not None:
+        return
+    if hasattr(os, "killpg"):
+        # It may have ended since it was asked.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    process.communicate()
+
+
+def main(request_path: str, answer_path: str) -> None:
+    """Serve one request.
+
+    Args:
+        request_path: a pickled function and its arguments.
+        answer_path: where each answer is put, pickled.
+    """
+
+    def offer(answer: Any) -> None:
+        part = Path(f"{answer_path}.part")
+        part.write_bytes(pickle.dumps(answer))
+        part.replace(answer_path)
+
+    function, arguments = pickle.loads(Path(request_path).read_bytes())
+    try:
+        function(*arguments, offer)
+    except OllaError as error:
+        offer(_Refused(error))
+
+
+if __name__ == "__main__":
+    # By its full name, so that what is pickled here is found by that name there.
+    from olla_solvers import apart
+
+    apart.main(*sys.argv[1:])
