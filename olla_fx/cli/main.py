@@ -161,7 +161,7 @@ def _add_common(command: argparse.ArgumentParser) -> None:
         "--time-limit",
         type=_seconds,
         metavar="S",
-        help="seconds for ordering and placing each (about 30)",
+        help="seconds for ordering and placing together (as long as it pays)",
     )
     command.add_argument("--json", metavar="FILE", help="write the result there; - for standard output alone")
 

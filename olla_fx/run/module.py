@@ -151,7 +151,10 @@ class PlannedModule(nn.Module):
         return planned, planned.prologue.gather(examples)
 
     def _plan_step(self, key: Hashable, request: StepRequest) -> CachedPlan:
-        compile_request = CompileRequest(request)
+        last = self.__dict__.get("_current")
+        # The order of another size or state is a good one to begin with.
+        start = None if last is None else last.executor.step.plan.order
+        compile_request = CompileRequest(request, start=start)
         step = compile_step(compile_request)
         captured = step.captured
         if request.options.cuda_graph:
