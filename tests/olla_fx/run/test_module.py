@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import olla_fx
-from olla_fx.arena import RunCounts
 from olla_fx import StepInputError
+from olla_fx.arena import RunCounts
 from tests.olla_fx.comparisons import assert_same, assert_same_gradients
 from tests.olla_fx.harness import OwnLoop, WholeStep
 from tests.olla_fx.helpers import mlp, sgd, vectors
