@@ -85,7 +85,7 @@ def test_a_second_start_asks_no_planner(folder, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("planned again")
 
-    monkeypatch.setattr("olla_fx.compile.order", refuse)
+    monkeypatch.setattr("olla_fx.compile.make_plan", refuse)
     WholeStep(SmallNet(), sgd, images(1)[0], solver="auto").run(images(3))
     assert set(folder.iterdir()) == files
 
