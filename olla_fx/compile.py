@@ -110,6 +110,7 @@ def compile_step(request: CompileRequest) -> CompiledStep:
         timings=seconds,
         recomputed_operators=captured.recomputed,
         gradients=_gradients_outside(captured, dataflow),
+        gradients_in_buffer=_arrays_of_gradients(captured, dataflow, dataflow.gradients.kept),
         workspaces_recorded=request.problem is not None,
     )
     return CompiledStep(captured, dataflow, plan, Binding.BUFFER if in_buffer else Binding.STOCK, emitted)
@@ -128,9 +129,15 @@ def _gradients_outside(captured: CapturedStep, dataflow: Dataflow) -> tuple[str,
     placeholders = dataflow.graph_module.graph.find_nodes(op="placeholder")
     pairs = zip(placeholders, captured.inputs, strict=True)
     accumulated = tuple(node.name for node, item in pairs if item.role is Role.GRADIENT)
-    results = captured.outputs.results
-    positions = [at for at in range(len(captured.gradients)) if at not in dataflow.gradients.kept]
-    return accumulated + arrays_of_results(dataflow, [results + at for at in positions])
+    positions = frozenset(range(len(captured.gradients))) - dataflow.gradients.kept
+    return accumulated + _arrays_of_gradients(captured, dataflow, positions)
+
+
+def _arrays_of_gradients(
+    captured: CapturedStep, dataflow: Dataflow, positions: frozenset[int]
+) -> tuple[str, ...]:
+    first = captured.outputs.results
+    return arrays_of_results(dataflow, [first + position for position in sorted(positions)])
 
 
 def compile_update(request: CompileRequest, step: CompiledStep) -> CompiledStep | None:

@@ -77,9 +77,21 @@ _NEVER_DRAW = frozenset({torch.ops.aten._scaled_dot_product_flash_attention_for_
 """Operators that are tagged as random but refuse to drop anything."""
 
 
+_DIVIDING = frozenset(
+    overload
+    for name in ("div", "div_", "floor_divide", "floor_divide_", "remainder", "remainder_", "fmod", "fmod_")
+    for overload in (
+        getattr(getattr(torch.ops.aten, name), kind) for kind in getattr(torch.ops.aten, name).overloads()
+    )
+)
+"""Operators that raise if they divide an integer by 0."""
+
+
 def may_raise(node: fx.Node) -> bool:
     """Return True if an operator raises for some values of its arguments: an index out of range, say."""
-    return node.target in _RAISING
+    value = node.meta.get("val")
+    is_integral = isinstance(value, torch.Tensor) and not value.is_floating_point()
+    return node.target in _RAISING or (is_integral and node.target in _DIVIDING)
 
 
 def is_on(tensor: torch.Tensor, device: torch.device) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,9 @@ class Plan:
         baseline: what eager PyTorch needs for the same step, workspaces aside; None if nobody asked.
         timings: seconds a stage: ``capture``, ``passes``, ``dataflow``, ``order``, ``place``, ``emit``.
         recomputed_operators: operators that run a second time because the model checkpoints activations.
-        gradients: the arrays of gradients that are outside the buffer: the caller's, in a loop of their own,
-            and those that micro-batches add up.
+        gradients: the arrays of gradients that are outside the buffer, or are added to what is there:
+            the caller's, in a loop of their own, and those that micro-batches add up.
+        gradients_in_buffer: those that are the caller's and lie in the buffer.
         baseline_with_workspaces: what eager needs with kernels' workspaces; None if these are not known.
         workspaces_recorded: True if the plan has the workspaces that a recorded run showed.
         micro_batches: how often the planned operators run in a step, with one part of the batch after the
@@ -50,6 +51,7 @@ class Plan:
     timings: Mapping[str, float] = field(default_factory=dict)
     recomputed_operators: int = 0
     gradients: tuple[str, ...] = ()
+    gradients_in_buffer: tuple[str, ...] = ()
     baseline_with_workspaces: Baseline | None = None
     workspaces_recorded: bool = False
     micro_batches: int = 1
@@ -98,16 +100,16 @@ class Plan:
     @property
     def static_bytes(self) -> int:
         """Parameters, buffers, optimizer state and inputs (of one micro-batch), alive all the time."""
-        return self.problem.static_bytes - self._gradient_bytes(ArrayKind.STATIC)
+        return self.problem.static_bytes - self._bytes_of(self.gradients, ArrayKind.STATIC)
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes of the gradients that are outside the buffer."""
-        return self._gradient_bytes(*ArrayKind)
+        return self._bytes_of(self.gradients, *ArrayKind)
 
-    def _gradient_bytes(self, *kinds: ArrayKind) -> int:
-        gradients = set(self.gradients)
-        arrays = (array for array in self.problem.arrays if array.name in gradients)
+    def _bytes_of(self, names: Collection[str], *kinds: ArrayKind) -> int:
+        chosen = frozenset(names)
+        arrays = (array for array in self.problem.arrays if array.name in chosen)
         return sum(array.size_bytes for array in arrays if array.kind in kinds)
 
     @property
@@ -144,11 +146,12 @@ class Plan:
         outside = [array.size_bytes for array in self.problem.arrays if array.kind is ArrayKind.OUTPUT]
         for block, size_bytes in enumerate([self.buffer_bytes, *outside]):
             model.allocate(block, size_bytes)
+        kept_bytes = self._bytes_of(self.gradients_in_buffer, ArrayKind.PLANNED)
         return Totals(
             self.static_bytes,
-            self.gradient_bytes,
+            self.gradient_bytes + kept_bytes,
             self.output_bytes,
-            other_bytes,
+            other_bytes - kept_bytes,
             self.total_bytes if self.workspaces_recorded else None,
             model.reserved_bytes,
             model.fragmentation,
@@ -161,12 +164,14 @@ class Plan:
         if alone is None:
             return None
         allocator = measured or alone
+        # A step that adds to gradients began with them.
+        held_bytes = self._bytes_of(self.gradients, ArrayKind.PLANNED)
         return Totals(
             self.static_bytes,
-            alone.gradient_bytes,
+            alone.gradient_bytes + held_bytes,
             alone.output_bytes,
             alone.live_peak_bytes - alone.gradient_bytes - alone.output_bytes,
-            None if measured is None else self.static_bytes + measured.live_peak_bytes,
+            None if measured is None else self.static_bytes + held_bytes + measured.live_peak_bytes,
             allocator.reserved_bytes,
             allocator.fragmentation,
         )
@@ -234,6 +239,7 @@ class Plan:
             "timings": dict(self.timings),
             "recomputed_operators": self.recomputed_operators,
             "gradients": list(self.gradients),
+            "gradients_in_buffer": list(self.gradients_in_buffer),
             "workspaces_recorded": self.workspaces_recorded,
             "micro_batches": self.micro_batches,
             "update": None if self.update is None else self.update.to_json(),
@@ -260,6 +266,7 @@ class Plan:
                 dict(document["timings"]),
                 int(document["recomputed_operators"]),
                 tuple(map(str, document["gradients"])),
+                tuple(map(str, document["gradients_in_buffer"])),
                 _baseline_from_json(document["baseline_with_workspaces"]),
                 bool(document["workspaces_recorded"]),
                 int(document["micro_batches"]),

@@ -1,6 +1,6 @@
 """Serves a planned step from one buffer by native allocators, and records what a real step requests."""
 
-from olla_fx.arena.accumulation import accumulate, accumulates_alone
+from olla_fx.arena.accumulation import accumulate, accumulates_alone, shares_storage
 from olla_fx.arena.arena import (
     Arena,
     Buffer,
@@ -33,4 +33,5 @@ __all__ = [
     "in_region",
     "interrupted",
     "record_events",
+    "shares_storage",
 ]

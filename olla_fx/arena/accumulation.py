@@ -32,3 +32,14 @@ def accumulate(leaf: torch.Tensor, gradient: torch.Tensor, owned: bool, device: 
     if native is None:
         raise RuntimeError("gradients are accumulated by the native allocator, which is gone")
     native.accumulate(leaf, gradient, owned)
+
+
+def shares_storage(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Return True if other tensors look into a tensor's memory, or nobody can tell.
+
+    Args:
+        tensor: any.
+        device: whose native allocator to ask.
+    """
+    native = native_module(device.type)
+    return native is None or native.shares_storage(tensor)

@@ -86,6 +86,9 @@ class NativeModule(Protocol):
     def accumulate(self, leaf: torch.Tensor, gradient: torch.Tensor, owned: bool) -> None:
         """Add a gradient to a leaf's ``.grad``, or make it that."""
 
+    def shares_storage(self, tensor: torch.Tensor) -> bool:
+        """Return True if other tensors look into a tensor's memory."""
+
     def start_events(self) -> bool:
         """Record every thread's requests; return False if they are being recorded already."""
 

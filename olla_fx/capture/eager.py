@@ -33,11 +33,12 @@ class FakeStep:
     Make and call it within ``self.fake_mode``'s reach only: its tensors hold no memory.
     """
 
-    def __init__(self, request: StepRequest) -> None:
+    def __init__(self, request: StepRequest, *, has_gradients: bool = False) -> None:
         """Copy what the step touches.
 
         Args:
             request: the step; its model and optimizer are not changed.
+            has_gradients: True if parameters that are trained have a ``.grad`` before the step.
         """
         self.request = request
         self.fake_mode = torch_compat.new_fake_mode()
@@ -52,6 +53,9 @@ class FakeStep:
             self._tensors = tensors
             self._inputs = pytree.tree_map_only(torch.Tensor, self._input, request.inputs)
             self._layout, self._state, self._scalars = self._copy_optimizer()
+            for parameter in self.parameters.values():
+                if has_gradients and parameter.requires_grad:
+                    parameter.grad = torch.empty_like(parameter)
 
     def _empty(self, tensor: torch.Tensor) -> torch.Tensor:
         return TensorSpec.of(tensor).empty(meta_as=self._device)
@@ -197,12 +201,15 @@ def _alias(
     )
 
 
-def follow_eager(request: StepRequest, workspaces: Mapping[Signature, int] | None = None) -> FollowedStep:
+def follow_eager(
+    request: StepRequest, workspaces: Mapping[Signature, int] | None = None, *, has_gradients: bool = False
+) -> FollowedStep:
     """Follow what eager PyTorch does in a step, under fake tensors.
 
     Args:
         request: the step; nothing of it is changed, nothing is computed.
         workspaces: what operators request beside their results, which fake tensors cannot see, if known.
+        has_gradients: True if the step adds to gradients that are there, which count as static.
     """
     with torch.random.fork_rng(devices=[]):
-        return follow_step(FakeStep(request), workspaces or {})
+        return follow_step(FakeStep(request, has_gradients=has_gradients), workspaces or {})

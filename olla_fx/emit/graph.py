@@ -61,9 +61,9 @@ def reordered_graphs(
         One module for each phase. One phase alone has the arguments and results of
         ``dataflow.graph_module``. If the graph has a forward/backward boundary, the first returns the
         outputs and a list of what it keeps for the second. That takes the same arguments, the list, which
-        it empties as it goes, and an object whose ``take`` it calls with the position of each gradient and
-        the gradient as soon as it is made. Operator nodes carry their name in ``problem`` as
-        ``meta["operator"]``.
+        it empties as it goes, and an object whose ``take`` it calls with the position of each gradient, the
+        gradient as soon as it is made, and whether an operator of backward makes it. Operator nodes carry
+        their name in ``problem`` as ``meta["operator"]``.
     """
     source = dataflow.graph_module.graph
     by_name = {node.name: node for node in dataflow.operators}
@@ -83,12 +83,12 @@ def reordered_graphs(
             continue
         phase.add(node, timestep, begin_operator)
         for position, gradient in gradients.pop(node, ()) if len(phases) > 1 else ():
-            phase.hand_over(position, gradient)
+            phase.hand_over(position, gradient, is_made_here=True)
     if boundary is None:
         phase.finish(output.args[0], comments)
     else:
         for position, gradient in itertools.chain.from_iterable(gradients.values()):
-            phase.hand_over(position, gradient)
+            phase.hand_over(position, gradient, is_made_here=False)
         phases[1].finish((), comments)
         phases[0].finish((boundary.args[0], phases[1].taken[::-1]), comments)
     return tuple(fx.GraphModule(dataflow.graph_module, phase.target, "PlannedStep") for phase in phases)
@@ -147,10 +147,10 @@ class _Phase:
         emitted.meta["operator"] = node.name
         self._timesteps[emitted.name] = node.name, timestep
 
-    def hand_over(self, position: int, gradient: fx.Node) -> None:
+    def hand_over(self, position: int, gradient: fx.Node, *, is_made_here: bool) -> None:
         """Emit the call that hands a gradient over."""
         self._add_result(gradient)
-        self.target.call_method("take", (self._gradients, position, self._find(gradient)))
+        self.target.call_method("take", (self._gradients, position, self._find(gradient), is_made_here))
 
     def finish(self, results: object, comments: Mapping[str, str]) -> None:
         """Emit the results, given as nodes of the source."""

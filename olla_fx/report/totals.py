@@ -54,9 +54,9 @@ def rows_of_totals(planned: Totals, eager: Totals | None) -> list[tuple[str, ...
     return [
         ("at the worst moment", "planned", "eager")[: 1 + len(sides)],
         row("static: parameters, state, inputs", "static_bytes"),
-        row("gradients, outside the buffer", "gradient_bytes"),
-        row("outputs, outside the buffer", "output_bytes"),
-        row("other arrays, in the buffer", "other_bytes"),
+        row("gradients", "gradient_bytes"),
+        row("outputs", "output_bytes"),
+        row("all other arrays", "other_bytes"),
         row("all, without workspaces", "without_workspaces_bytes"),
         row("all, with workspaces", "with_workspaces_bytes"),
         row("reserved beside static (allocator model)", "reserved_bytes"),

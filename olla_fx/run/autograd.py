@@ -24,7 +24,6 @@ from olla_fx.run.copies import copies_of
 from olla_fx.run.executor import Run
 from olla_fx.run.gradients import GradientEdges, Gradients
 from olla_fx.run.plan_cache import Strides
-from olla_fx.torch_compat import version_of
 
 NoteBackward = Callable[[Strides, GradientsInBuffer], None]
 """Told by a backward the tangents' element strides, and which gradients could have been in the buffer."""
@@ -52,7 +51,7 @@ class Pass:
         self._values: list[Any] = list(values)
         self._note_backward = note_backward
         self._kept: list[Any] = []
-        self._versions: list[tuple[torch.Tensor, int, StepInput | None]] = []
+        self._versions: list[tuple[torch.Tensor, tuple[int, int], StepInput | None]] = []
         self.wanted = self._captured.wanted
         self._edges = GradientEdges([tensor for tensor in self.differentiable() if tensor.is_leaf])
 
@@ -71,14 +70,14 @@ class Pass:
         tensors = [value for value in self._kept if isinstance(value, torch.Tensor)]
         kept_storages = set(torch_compat.storage_keys(tensors))
         self._versions = [
-            (output, version_of(output), None)
+            (output, _state_of(output), None)
             for output in answer
             if torch_compat.storage_key(output) in kept_storages
         ]
         read = run.step.emitted.placeholders_read[1]
         inputs, values = self._captured.inputs, self._values
         self._versions += [
-            (values[index], version_of(values[index]), inputs[index])
+            (values[index], _state_of(values[index]), inputs[index])
             for index in sorted(read)
             if index < len(values)
         ]
@@ -96,12 +95,12 @@ class Pass:
         """
         run = self._running()
         for tensor, version, source in self._versions:
-            if version_of(tensor) != version:
+            if _state_of(tensor) != version:
                 self.drop()
                 name = "an output" if source is None else f"{source.role} {source.name}"
                 raise BackwardError(
-                    f"{name} was changed in place after the forward, and backward needs it as it was: "
-                    "change a clone, or after backward"
+                    f"{name} was changed after the forward, in place or by assigning to .data, and "
+                    "backward needs it as it was: change a clone, or after backward"
                 )
         try:
             tangents = [None if tangent is None else _resolved(tangent) for tangent in tangents]
@@ -111,7 +110,7 @@ class Pass:
             if not creates_graph:
                 gradients.accumulate_directly()
             run.gradients = gradients.suited_to_buffer()
-            run.leave_gradients([self._values[self._captured.gradients[at]] for at in run.gradients.kept])
+            run.leave_gradients(gradients.left)
             run.run_phase(1, [*self._values, *fitting, kept, gradients], last=not again)
         except BaseException:
             self.drop()
@@ -124,7 +123,7 @@ class Pass:
         self._note_backward(strides, run.gradients)
         if again:
             # A recomputation may have updated buffers.
-            self._versions = [(tensor, version_of(tensor), source) for tensor, _, source in self._versions]
+            self._versions = [(tensor, _state_of(tensor), source) for tensor, _, source in self._versions]
         else:
             self.drop()
         return [gradients.by_placeholder.get(index) for index in self.wanted]
@@ -170,6 +169,11 @@ class Pass:
                 "backward cannot take it: run the forward and the backward again, which are planned for it"
             )
         return tangent.contiguous()
+
+
+def _state_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return what changes if a tensor is changed in place or given other memory (``tensor.data = other``)."""
+    return torch_compat.version_of(tensor), tensor.data_ptr()
 
 
 def _resolved(tangent: torch.Tensor) -> torch.Tensor:

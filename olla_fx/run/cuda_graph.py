@@ -26,10 +26,10 @@ from olla_fx import torch_compat
 from olla_fx.arena import Arena
 from olla_fx.capture import CapturedStep, Mode, Role, StepRequest
 from olla_fx.errors import CaptureError, UnsupportedOptimizerError
-from olla_fx.run.buffer_pool import Lease
 from olla_fx.run.copies import copies_of
 from olla_fx.run.executor import Executor
 from olla_fx.run.persistent import allocate_library_workspaces
+from olla_fx.run.pool import Lease
 
 MOST_CAPTURES = 8
 """The number of captures after which a step with other numbers or addresses runs without a graph."""

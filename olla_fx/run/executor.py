@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,8 +27,8 @@ from olla_fx.compile import CompiledStep, CompileRequest, compile_step
 from olla_fx.dataflow import GradientsInBuffer, build_dataflow
 from olla_fx.errors import BufferMemoryError
 from olla_fx.report import format_bytes
-from olla_fx.run.buffer_pool import Lease, pool_of
 from olla_fx.run.persistent import allocate_library_workspaces
+from olla_fx.run.pool import Lease, LeftGradients, pool_of
 from olla_fx.run.recording import (
     RecordingInterpreter,
     StepRecord,
@@ -50,6 +51,7 @@ class Executor:
         step: the compiled step in force.
         counts: of the last complete run in the buffer.
         outside_log: its unexpected requests: operator, ordinal and bytes of each.
+        leaves_stuck_gradients: True if gradients that a run had left in the buffer could not be moved.
     """
 
     def __init__(self, request: CompileRequest, step: CompiledStep, record: StepRecord | None = None) -> None:
@@ -72,6 +74,7 @@ class Executor:
         self.step = step
         self.counts = RunCounts()
         self.outside_log: tuple[str, ...] = ()
+        self.leaves_stuck_gradients = False
         self._pool.want(self, step.plan.buffer_bytes)
 
     def planned_for(self, gradients: GradientsInBuffer) -> Executor:
@@ -95,6 +98,10 @@ class Executor:
         problem = problem_with_workspaces(dataflow.problem, record, dataflow.alignment_bytes)
         earlier = replace(self.step, dataflow=dataflow)
         return compile_step(replace(self._request, earlier=earlier, problem=problem))
+
+    def note_stuck(self) -> None:
+        """Note that gradients which a run had left in the buffer could not be moved."""
+        self.leaves_stuck_gradients = True
 
     def start(self, lease: Lease | None) -> Run:
         """Begin a run.
@@ -279,10 +286,10 @@ class Run:
         self.recording.extend(arena.recording())
         return results
 
-    def leave_gradients(self, leaves: Sequence[torch.Tensor]) -> None:
-        """Say whose ``.grad`` will lie in the buffer when it is given back."""
+    def leave_gradients(self, gradients: LeftGradients) -> None:
+        """Say what will lie in the buffer when it is given back."""
         if self._lease is not None:
-            self._lease.leave_gradients(leaves)
+            self._lease.leave_gradients(gradients, weakref.WeakMethod(self._executor.note_stuck))
 
     def release(self) -> None:
         """Give the buffer back."""

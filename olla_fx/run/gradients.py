@@ -19,6 +19,7 @@ import torch
 from olla_fx import arena, torch_compat
 from olla_fx.capture import CapturedStep
 from olla_fx.dataflow import GradientsInBuffer
+from olla_fx.run.pool import LeftGradients
 
 MOST_PAST = 16
 """Graphs of earlier backwards that the caller keeps and that are looked through."""
@@ -65,6 +66,7 @@ class Gradients:
     Attributes:
         by_placeholder: those for autograd, no two in one storage, by the index of their placeholder.
         direct: positions of those that are not for autograd.
+        left: those that became ``.grad`` in the buffer.
     """
 
     def __init__(
@@ -86,8 +88,9 @@ class Gradients:
         self._values = values
         self._in_buffer = in_buffer
         self._used = {index for index, tangent in enumerate(tangents) if tangent is not None}
-        self._kept = set(torch_compat.storage_keys([tangent for tangent in tangents if tangent is not None]))
+        self._kept: set[int] = set()
         self.direct: frozenset[int] = frozenset()
+        self.left: LeftGradients = []
         self.by_placeholder: dict[int, torch.Tensor] = {}
 
     def accumulate_directly(self) -> None:
@@ -116,24 +119,28 @@ class Gradients:
         reached_by = self._captured.gradient_tangents[position]
         return not reached_by or not reached_by.isdisjoint(self._used)
 
-    def take(self, position: int, gradient: torch.Tensor) -> None:
+    def take(self, position: int, gradient: torch.Tensor, is_made_here: bool) -> None:
         """Take a gradient; emitted code calls this right after the operator that makes it.
 
         Args:
             position: among the gradients of the step.
-            gradient: may share its storage with a tangent or with another gradient.
+            gradient: may share its storage with another gradient.
+            is_made_here: False if it is a tangent, a tensor of the caller's, or what forward has saved.
         """
         if not self._is_made(position):
             return
         index = self._captured.gradients[position]
         storage = torch_compat.storage_key(gradient)
         # Autograd may keep what it is given and add to it.
-        is_own = position not in self._in_buffer.added and storage not in self._kept
+        is_own = is_made_here and position not in self._in_buffer.added and storage not in self._kept
         if position in self.direct:
             leaf = self._values[index]
-            if leaf.grad is None and is_own:
-                self._kept.add(storage)
+            becomes_grad = leaf.grad is None and is_own
             arena.accumulate(leaf, gradient, is_own, self._captured.device)
+            if becomes_grad:
+                self._kept.add(storage)
+                if position in self._in_buffer.kept:
+                    self.left.append(weakref.ref(leaf.grad))
             return
         if not is_own or position in self._in_buffer.kept:
             with arena.interrupted():

@@ -29,7 +29,6 @@ from olla_fx.errors import StepModeError
 from olla_fx.guards import Prologue
 from olla_fx.plan import Plan
 from olla_fx.run.autograd import Pass, PlannedFunction
-from olla_fx.run.buffer_pool import Lease, Turn, pool_of
 from olla_fx.run.calls import (
     call_key,
     call_kind,
@@ -43,6 +42,7 @@ from olla_fx.run.executor import Executor
 from olla_fx.run.micro_batches import run_micro_batches
 from olla_fx.run.pickling import carried, refuse_unnamed
 from olla_fx.run.plan_cache import CachedPlan, PlanCache, Strides
+from olla_fx.run.pool import Lease, Turn, pool_of
 from olla_fx.run.stats import StepReport, StepStats, report_on
 from olla_fx.torch_compat import pytree
 

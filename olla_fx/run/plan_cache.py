@@ -51,6 +51,7 @@ class CachedPlan:
             and after one that saw none.
         saw_gradients: True if the last forward saw a ``.grad``; None before the first.
         clears_gradients: False if gradients were still there at the forward after they were made.
+        may_leave_gradients: False once gradients that were left in the buffer could not be moved.
     """
 
     key: Hashable
@@ -64,6 +65,7 @@ class CachedPlan:
     suited: dict[bool, GradientsInBuffer] = field(default_factory=dict)
     saw_gradients: bool | None = None
     clears_gradients: bool = True
+    may_leave_gradients: bool = True
 
     def choose_executor(self, sees_gradients: bool) -> None:
         """Choose by what earlier backwards of such a forward did, or plan for it.
@@ -82,7 +84,8 @@ class CachedPlan:
             return
         self.executors.setdefault(self.executor.step.dataflow.gradients, self.executor)
         wanted = self.suited.get(sees_gradients, self.executor.step.dataflow.gradients)
-        if not self.clears_gradients:
+        self.may_leave_gradients &= not self.executor.leaves_stuck_gradients
+        if not (self.clears_gradients and self.may_leave_gradients):
             wanted = replace(wanted, kept=frozenset())
         if wanted not in self.executors:
             if len(self.executors) >= MOST_EXECUTORS:

@@ -95,7 +95,11 @@ def report_on(
     Raises:
         RecordingError: if the recording is empty.
     """
-    followed = follow_eager(request, _workspaces(steps) if plan.workspaces_recorded else None)
+    followed = follow_eager(
+        request,
+        _workspaces(steps) if plan.workspaces_recorded else None,
+        has_gradients=any(step.dataflow.gradients.added for step in steps),
+    )
     baseline = followed.baseline(with_workspaces=True) if plan.workspaces_recorded else None
     if eager is not None:
         if not eager.events:

@@ -59,6 +59,11 @@ inline bool accumulates_alone(const py::handle& leaf, int64_t edges) {
   return entry != chosen->end() && entry->second.needed_ && entry->second.captures_ == nullptr;
 }
 
+// Whether other tensors look into a tensor's memory, or Python holds its storage.
+inline bool shares_storage(const py::handle& object) {
+  return tensor_of(object).storage().use_count() > 1;
+}
+
 // `owned`: the gradient's memory is no one else's, so that it may become .grad itself.
 inline void accumulate(const py::handle& leaf, const py::handle& its_gradient, bool owned) {
   const at::Tensor& tensor = tensor_of(leaf);

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from olla_fx.run import buffer_pool
+from olla_fx.run.pool import buffer_pool
 
 # Read when cuBLAS starts; without it its products may differ from run to run.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -1,5 +1,6 @@
 """Gradients that the planned backward adds to ``.grad`` itself, and those that autograd must see."""
 
+import gc
 import threading
 from collections.abc import Callable
 
@@ -8,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from olla_fx.arena import record_events
+from olla_fx.arena import Buffer, record_events
 from olla_fx.eager.baseline import baseline_from_events
 from tests.olla_fx.harness import OwnLoop
-from tests.olla_fx.helpers import SmallNet, images, mlp, vectors
+from tests.olla_fx.helpers import SmallNet, Written, images, mlp, vectors
 from tests.olla_fx.run.own_loop.written import two_layers
 
 
@@ -272,3 +273,97 @@ def test_gradients_of_another_thread_stay_where_they_are():
     other.assert_served()
     assert addresses == [parameter.grad.data_ptr() for parameter in pair.model.parameters()]
     pair.compare_gradients()
+
+
+def held_bytes() -> int:
+    """Return the bytes of all buffers that exist."""
+    gc.collect()
+    return sum(buffer.buffer_bytes for buffer in gc.get_objects() if isinstance(buffer, Buffer))
+
+
+def test_gradients_kept_over_steps_cost_no_buffer_each():
+    batches = vectors(12, width=64, classes=4)
+    pair = OwnLoop(wide(), batches[0][0]).run(batches[:4])
+    history, sizes = [], []
+    for batch in batches:
+        pair.train(batch)
+        history.append((pair.model[0].bias.grad, pair.eager[0].bias.grad))
+        pair.assert_served()
+        sizes.append(held_bytes())
+    for planned, eager in history:
+        assert torch.equal(planned, eager)
+    assert sizes[-1] == sizes[1]
+
+
+def test_gradients_of_inputs_that_are_kept():
+    """As for saliency maps: the inputs are gone, their gradients are not."""
+    batches = vectors(10, width=64, classes=4)
+    pair = OwnLoop(wide(), batches[0][0].clone().requires_grad_())
+    kept, sizes = [], []
+    for x, y in batches:
+        pair.zero_grad()
+        maps = []
+        for called, _, _ in pair.sides():
+            leaf = x.clone().requires_grad_()
+            F.cross_entropy(called(leaf), y).backward()
+            maps.append(leaf.grad)
+        kept.append(maps)
+        sizes.append(held_bytes())
+    for eager, planned in kept:
+        assert torch.equal(eager, planned)
+    assert sizes[-1] <= 1.1 * sizes[2]
+
+
+@pytest.mark.parametrize("view", [lambda grad: grad.view(-1), torch.Tensor.detach, lambda grad: grad.data])
+def test_views_of_gradients_stay_views(view: Callable[[torch.Tensor], torch.Tensor]):
+    batches = vectors(8, width=64, classes=4)
+    pair = OwnLoop(wide(), batches[0][0]).run(batches[:3])
+    other = OwnLoop(wide(), batches[0][0]).run(batches[:3])
+    for batch in batches:
+        pair.train(batch)
+        views = [view(model[0].weight.grad) for _, model, _ in pair.sides()]
+        other.train(batch)
+        for _, model, _ in pair.sides():
+            model[0].weight.grad.mul_(2)
+        assert torch.equal(*views)
+        pair.compare_gradients()
+    pair.assert_served()
+    assert pair.step.stats.counts.outputs > 1, "gradients whose views are kept are made outside"
+
+
+class SavedInput(torch.autograd.Function):
+    """Hands its saved input on as the gradient of a weight."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x)
+        return x * w
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return None, x
+
+
+def test_a_gradient_that_is_the_callers_own_tensor_is_copied():
+    x = torch.rand(4, 6)
+    pair = OwnLoop(Written(lambda self, x: SavedInput.apply(x, self.w), w=nn.Parameter(torch.rand(4, 6))), x)
+    before = x.clone()
+    for _ in range(3):
+        pair.zero_grad()
+        for called, model, _ in pair.sides():
+            called(x).sum().backward()
+            model.w.grad.mul_(2)
+            assert torch.equal(x, before)
+        pair.compare_gradients()
+
+
+def test_a_module_that_is_gone_leaves_gradients_alone():
+    batches = vectors(3, width=64, classes=4)
+    pair = OwnLoop(wide(), batches[0][0]).run(batches)
+    eager, model = pair.eager, pair.model
+    del pair
+    small = OwnLoop(mlp(), torch.ones(4, 6)).run(vectors(3))
+    small.assert_served()
+    for expected, given in zip(eager.parameters(), model.parameters(), strict=True):
+        assert torch.equal(expected.grad, given.grad)

@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from olla_fx import arena
-from olla_fx.run import buffer_pool
+from olla_fx.run.pool import buffer_pool
 
 
 class LiveBuffers:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from olla_fx import arena
-from olla_fx.run.buffer_pool import Turn, pool_of
+from olla_fx.run.pool import Turn, pool_of
 
 
 class Owner:

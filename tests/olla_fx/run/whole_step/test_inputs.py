@@ -107,7 +107,8 @@ def test_parameters_on_the_meta_device_are_refused_at_a_call(mode):
     else:
         step, batch = olla_fx.optimize(model.train(mode == "own loop"), x, solver="none"), (x,)
     model.to("meta")
-    with pytest.raises(StepInputError, match="meta device"):
+    # A whole step sees first that the optimizer holds the parameters from before.
+    with pytest.raises(OllaError, match="meta device|no longer"):
         step(*batch)
 
 

@@ -17,13 +17,14 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from olla_fx import arena
+from olla_fx.run.pool.segment import Segment
 
 
 class BufferPool:
@@ -34,8 +35,8 @@ class BufferPool:
         self._device = device
         self._lock = threading.Lock()
         self._is_untidy = self._is_settled = False
-        self._segments: list[_Segment] = []
-        self._claims: set[_Claim] = set()
+        self._segments: list[Segment] = []
+        self._claims: set[Claim] = set()
         self._wanted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._overlaps: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
         self._colours: weakref.WeakKeyDictionary[Any, int] | None = None
@@ -52,13 +53,13 @@ class BufferPool:
                     segment.arenas[plan_owner] = None
         self._tidy_after_change()
 
-    def attend(self, plan_owner: object) -> _Claim:
+    def attend(self, plan_owner: object) -> Claim:
         """Note that a run has begun that needs no segment; its plan will not share with what runs now."""
         with self._locked():
             self._note_overlaps(plan_owner)
             return self._enter(plan_owner, None)
 
-    def claim(self, plan_owner: object) -> _Claim:
+    def claim(self, plan_owner: object) -> Claim:
         """Claim a segment for a run; never waits for another run.
 
         Args:
@@ -71,17 +72,19 @@ class BufferPool:
             self._note_overlaps(plan_owner)
             segment = self._home(plan_owner)
             if segment is None:
+                self._drop_left()
                 segment = self._segment_for(plan_owner)
                 self._move(plan_owner, segment)
+            segment.note_thread()
             return self._enter(plan_owner, segment)
 
-    def release(self, claim: _Claim) -> None:
+    def release(self, claim: Claim) -> None:
         """End a claim; may be called at any moment, by the garbage collector, too."""
         self._claims.discard(claim)
         if claim.segment is not None and claim.segment.is_untidy:
             self._tidy()
 
-    def fits(self, claim: _Claim, plan_owner: object) -> bool:
+    def fits(self, claim: Claim, plan_owner: object) -> bool:
         """Return True if a claim is good for a run of this owner's plan."""
         segment = claim.segment
         return (
@@ -134,7 +137,8 @@ class BufferPool:
                 colours[owner] != segment.colour for owner in segment.arenas
             )
         for segment in self._free():
-            if segment.is_too_large:
+            # What gradients lie in would stay until they are gone: the next claim moves them first.
+            if segment.is_too_large and not (self._wanted and segment.outstanding_blocks):
                 self._drop(segment)
             elif segment.is_untidy:
                 for owner in list(segment.arenas):
@@ -144,11 +148,11 @@ class BufferPool:
         self._is_settled = len({segment.colour for segment in self._segments}) == len(self._segments)
         self._is_settled &= not any(segment.is_untidy for segment in self._segments)
 
-    def _free(self) -> list[_Segment]:
+    def _free(self) -> list[Segment]:
         held = {claim.segment for claim in self._claims.copy()}
         return [segment for segment in self._segments if segment not in held]
 
-    def _largest_user(self, segment: _Segment) -> Any:
+    def _largest_user(self, segment: Segment) -> Any:
         """Return the owner of the largest plan whose last run was here; None if there is none."""
         return max(segment.arenas, key=self._wanted.__getitem__, default=None)
 
@@ -162,12 +166,12 @@ class BufferPool:
                 self._colours = None
                 self._is_untidy = True
 
-    def _enter(self, plan_owner: object, segment: _Segment | None) -> _Claim:
-        claim = _Claim(weakref.ref(plan_owner), segment)
+    def _enter(self, plan_owner: object, segment: Segment | None) -> Claim:
+        claim = Claim(weakref.ref(plan_owner), segment)
         self._claims.add(claim)
         return claim
 
-    def _home(self, plan_owner: object) -> _Segment | None:
+    def _home(self, plan_owner: object) -> Segment | None:
         """Return the segment of the owner's last run, if it is free and all plans are where they belong."""
         if self._is_settled and not self._is_untidy:
             for segment in self._segments:
@@ -176,13 +180,21 @@ class BufferPool:
                     return segment if is_large_enough and self._is_usable(segment) else None
         return None
 
-    def _is_usable(self, segment: _Segment) -> bool:
+    def _is_usable(self, segment: Segment) -> bool:
         if any(claim.segment is segment for claim in self._claims.copy()):
             return False
         segment.vacate()
         return segment.outstanding_blocks == 0
 
-    def _move(self, plan_owner: object, segment: _Segment) -> None:
+    def _drop_left(self) -> None:
+        """Free the segments that no plan needs, once gradients that were left in them are moved."""
+        for segment in self._free():
+            if segment.is_too_large:
+                segment.vacate()
+                if not segment.outstanding_blocks:
+                    self._drop(segment)
+
+    def _move(self, plan_owner: object, segment: Segment) -> None:
         """Make a segment the home of an owner."""
         for other in self._segments:
             if other is not segment:
@@ -190,7 +202,7 @@ class BufferPool:
         segment.arenas.setdefault(plan_owner, None)
         self._is_untidy = True
 
-    def _segment_for(self, plan_owner: object) -> _Segment:
+    def _segment_for(self, plan_owner: object) -> Segment:
         """Return the free segment of the owner's colour; a new one in its place if it is too small.
 
         A segment has the colour of its largest plan. One in which a block of an earlier run is still alive,
@@ -199,9 +211,10 @@ class BufferPool:
         needed_bytes = self._wanted[plan_owner]
         colours = self._colours_of_plans()
         segments = []
-        for segment in filter(self._is_usable, self._segments):
+        for segment in self._segments:
             largest = self._largest_user(segment)
-            if largest is not None and colours[largest] == colours[plan_owner]:
+            same_colour = largest is not None and colours[largest] == colours[plan_owner]
+            if same_colour and self._is_usable(segment):
                 segments.append(segment)
         for segment in segments:
             if segment.buffer_bytes >= needed_bytes:
@@ -209,12 +222,12 @@ class BufferPool:
         for segment in segments:
             self._drop(segment)
         try:
-            segment = _Segment(self._allocate(needed_bytes))
+            segment = Segment(self._allocate(needed_bytes))
         except MemoryError:
             for unused in self._free():
-                unused.vacate()
-                self._drop(unused)
-            segment = _Segment(self._allocate(needed_bytes))
+                if not unused.outstanding_blocks:
+                    self._drop(unused)
+            segment = Segment(self._allocate(needed_bytes))
         self._segments.append(segment)
         return segment
 
@@ -234,62 +247,15 @@ class BufferPool:
             torch.cuda.empty_cache()
         return arena.Buffer(buffer_bytes, self._device)
 
-    def _drop(self, segment: _Segment) -> None:
+    def _drop(self, segment: Segment) -> None:
         """Free a segment at once, whoever refers to it."""
         self._segments.remove(segment)
         segment.arenas.clear()
         segment.buffer = None
 
 
-class _Segment:
-    """One buffer of a pool.
-
-    Attributes:
-        buffer: None once it was freed.
-        colour: of the largest plan whose last run was here.
-        is_too_large: True if none of these plans needs so much.
-        is_untidy: True if it is too large, or some of these plans have another colour.
-        buffer_bytes: its size.
-        arenas: serve the plans whose last run was here, by owner; None until an owner's next run makes it.
-
-    Gradients that a backward has left in it are moved out if another run needs it: they are the caller's, and
-    may stay until the next backward or be cleared before.
-    """
-
-    def __init__(self, buffer: arena.Buffer) -> None:
-        """Take over a buffer."""
-        self.buffer: arena.Buffer | None = buffer
-        self.buffer_bytes = buffer.buffer_bytes
-        self.colour: int | None = None
-        self.is_too_large = self.is_untidy = False
-        self.arenas: weakref.WeakKeyDictionary[Any, arena.Arena | None] = weakref.WeakKeyDictionary()
-        self._leaves: list[weakref.ref[torch.Tensor]] = []
-        self._left_by: int | None = None
-
-    @property
-    def outstanding_blocks(self) -> int:
-        """The number of blocks in it that are alive."""
-        return 0 if self.buffer is None else self.buffer.outstanding_blocks
-
-    def leave_gradients(self, leaves: Sequence[torch.Tensor]) -> None:
-        """Note whose ``.grad`` this thread is going to leave in here."""
-        self._left_by = threading.get_ident()
-        self._leaves = [weakref.ref(leaf) for leaf in leaves]
-
-    def vacate(self) -> None:
-        """Move gradients that lie in here to memory of their own, unless another thread may be using them."""
-        if self.buffer is None or self._left_by != threading.get_ident() or not self.outstanding_blocks:
-            return
-        leaves = [leaf for leaf in (reference() for reference in self._leaves) if leaf is not None]
-        self._leaves = []
-        with torch.inference_mode(False), torch.no_grad():
-            for gradient in (leaf.grad for leaf in leaves):
-                if gradient is not None and self.buffer.contains(gradient.untyped_storage().data_ptr()):
-                    gradient.data = gradient.clone()
-
-
 @dataclass(frozen=True, eq=False, slots=True)
-class _Claim:
+class Claim:
     """A run under way.
 
     Attributes:
@@ -298,7 +264,7 @@ class _Claim:
     """
 
     plan_owner: weakref.ref[Any]
-    segment: _Segment | None
+    segment: Segment | None
 
 
 _pools: dict[torch.device, BufferPool] = {}
@@ -307,95 +273,3 @@ _pools: dict[torch.device, BufferPool] = {}
 def pool_of(device: torch.device) -> BufferPool:
     """Return the one pool of a device."""
     return _pools.setdefault(device, BufferPool(device))
-
-
-class Turn:
-    """Lets one run of a module at a time hold a segment.
-
-    An RNN's cell runs a hundred times before the first backward: a segment of the whole plan's size for each
-    run would cost more than eager needs.
-    """
-
-    def __init__(self) -> None:
-        """Start with nobody's turn."""
-        self._taken = threading.Lock()
-
-    def lease(self, *, wait: bool) -> Lease | None:
-        """Take the turn for one run.
-
-        Args:
-            wait: True to wait until the run before is over; False to return None if it is not.
-        """
-        return Lease(self._taken) if self._taken.acquire(blocking=wait) else None
-
-    @property
-    def is_taken(self) -> bool:
-        """True if a run is under way."""
-        return self._taken.locked()
-
-
-class Lease:
-    """A module's turn and the segment that its run holds; given up when released or no longer referred to."""
-
-    def __init__(self, taken: threading.Lock | None, lender: Lease | None = None) -> None:
-        """Take over a turn; see :meth:`Turn.lease`."""
-        self._taken = taken
-        self._lender = lender
-        self._pool: BufferPool | None = None
-        self._claim: _Claim | None = None
-
-    def attend(self, pool: BufferPool, plan_owner: object) -> None:
-        """Tell the pool of a run that needs no segment."""
-        self._give_back()
-        self._pool, self._claim = pool, pool.attend(plan_owner)
-
-    def arena(
-        self, pool: BufferPool, plan_owner: object, make: Callable[[arena.Buffer], arena.Arena]
-    ) -> arena.Arena:
-        """Return the arena that serves an owner's plan, in a segment that is held from now on.
-
-        Args:
-            pool: of the device.
-            plan_owner: the caller of the pool's ``want``; its arena is made anew after that call.
-            make: puts the plan's requests into a buffer.
-
-        Raises:
-            MemoryError: if the device has not enough memory.
-        """
-        if self._lender is not None:
-            return self._lender.arena(pool, plan_owner, make)
-        if self._claim is None or not pool.fits(self._claim, plan_owner):
-            self._give_back()
-            self._pool, self._claim = pool, pool.claim(plan_owner)
-        segment = self._claim.segment
-        if segment is None or segment.buffer is None:
-            raise RuntimeError("a segment was freed while a run held it")
-        served_by = segment.arenas.get(plan_owner)
-        if served_by is None:
-            served_by = segment.arenas[plan_owner] = make(segment.buffer)
-        return served_by
-
-    def leave_gradients(self, leaves: Sequence[torch.Tensor]) -> None:
-        """Say whose ``.grad`` will lie in the segment when it is given back."""
-        if self._claim is not None and self._claim.segment is not None:
-            self._claim.segment.leave_gradients(leaves)
-
-    def lend(self) -> Lease:
-        """Return a lease for a run within this one's: it runs in the same segment and gives nothing back."""
-        return Lease(None, self)
-
-    def release(self) -> None:
-        """Give segment and turn back; once only."""
-        self._give_back()
-        taken, self._taken = self._taken, None
-        if taken is not None:
-            taken.release()
-
-    def _give_back(self) -> None:
-        claim, self._claim = self._claim, None
-        if claim is not None and self._pool is not None:
-            self._pool.release(claim)
-
-    def __del__(self) -> None:
-        """End a run whose graph the caller dropped."""
-        self.release()

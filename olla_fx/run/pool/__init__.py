@@ -1,0 +1,7 @@
+"""The memory that all planned modules of a process share: one pool of buffers for each device."""
+
+from olla_fx.run.pool.buffer_pool import BufferPool, pool_of
+from olla_fx.run.pool.lease import Lease, Turn
+from olla_fx.run.pool.segment import LeftGradients
+
+__all__ = ["BufferPool", "Lease", "LeftGradients", "Turn", "pool_of"]
