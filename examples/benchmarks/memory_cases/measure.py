@@ -97,9 +97,8 @@ def measure(case: str, way: str, *, device: str, returned: bool, calls: tuple[in
         say; empty if the case cannot run this way.
     """
     torch.manual_seed(SEED)
-    with torch.device(
-        device
-    ):  # while building only: a default device is a mode, which splits graphs of Dynamo's
+    # While building only: a default device is a mode, and Dynamo splits graphs under it.
+    with torch.device(device):
         loop = CASES[case]()
     if way == "whole step" and loop.whole is None:
         return {}
