@@ -142,7 +142,7 @@ def distillation(batch: int, size: int) -> Loop:
 
     def whole() -> Run:
         ask = olla_fx.optimize(teacher, images)
-        example = (images, torch.zeros(batch, 1000))
+        example = (images, images.new_zeros(batch, 1000))
         learn = olla_fx.optimize(student, example, loss_fn=loss_fn, optimizer=optimizer)
 
         def run() -> object:
