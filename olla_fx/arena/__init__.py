@@ -1,6 +1,6 @@
 """Serves a planned step from one buffer by native allocators, and records what a real step requests."""
 
-from olla_fx.arena.accumulation import accumulate, accumulates_alone, shares_storage
+from olla_fx.arena.accumulation import accumulate, accumulates_alone, shares_storage, storage_address
 from olla_fx.arena.arena import (
     Arena,
     Buffer,
@@ -34,4 +34,5 @@ __all__ = [
     "interrupted",
     "record_events",
     "shares_storage",
+    "storage_address",
 ]

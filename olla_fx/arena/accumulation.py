@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from olla_fx import torch_compat
 from olla_fx.arena.native import native_module
 
 
@@ -43,3 +44,17 @@ def shares_storage(tensor: torch.Tensor, device: torch.device) -> bool:
     """
     native = native_module(device.type)
     return native is None or native.shares_storage(tensor)
+
+
+def storage_address(tensor: torch.Tensor, device: torch.device) -> int:
+    """Return what tells a tensor's storage apart from others that exist.
+
+    Without asking Python for the storage: its object would count as another user of it, see
+    :func:`shares_storage`.
+
+    Args:
+        tensor: any.
+        device: whose native allocator to ask.
+    """
+    native = native_module(device.type)
+    return torch_compat.storage_key(tensor) if native is None else native.storage_address(tensor)

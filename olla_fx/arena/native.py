@@ -86,6 +86,9 @@ class NativeModule(Protocol):
     def accumulate(self, leaf: torch.Tensor, gradient: torch.Tensor, owned: bool) -> None:
         """Add a gradient to a leaf's ``.grad``, or make it that."""
 
+    def storage_address(self, tensor: torch.Tensor) -> int:
+        """Return what tells a tensor's storage apart, without making Python's object of it."""
+
     def shares_storage(self, tensor: torch.Tensor) -> bool:
         """Return True if other tensors look into a tensor's memory."""
 

@@ -94,13 +94,16 @@ class Pass:
             creates_graph: True if gradients are to be differentiated, and so must reach autograd.
         """
         run = self._running()
-        for tensor, version, source in self._versions:
-            if _state_of(tensor) != version:
+        for tensor, state, source in self._versions:
+            if _state_of(tensor) != state:
                 self.drop()
                 name = "an output" if source is None else f"{source.role} {source.name}"
+                how = (
+                    "changed in place" if torch_compat.version_of(tensor) != state[0] else "given other data"
+                )
                 raise BackwardError(
-                    f"{name} was changed after the forward, in place or by assigning to .data, and "
-                    "backward needs it as it was: change a clone, or after backward"
+                    f"{name} was {how} after the forward, and backward needs it as it was: "
+                    "change a clone, or after backward"
                 )
         try:
             tangents = [None if tangent is None else _resolved(tangent) for tangent in tangents]

@@ -130,7 +130,7 @@ class Gradients:
         if not self._is_made(position):
             return
         index = self._captured.gradients[position]
-        storage = torch_compat.storage_key(gradient)
+        storage = arena.storage_address(gradient, self._captured.device)
         # Autograd may keep what it is given and add to it.
         is_own = is_made_here and position not in self._in_buffer.added and storage not in self._kept
         if position in self.direct:
@@ -145,5 +145,5 @@ class Gradients:
         if not is_own or position in self._in_buffer.kept:
             with arena.interrupted():
                 gradient = gradient.clone()
-        self._kept.add(torch_compat.storage_key(gradient))
+        self._kept.add(arena.storage_address(gradient, self._captured.device))
         self.by_placeholder[index] = gradient

@@ -59,6 +59,11 @@ inline bool accumulates_alone(const py::handle& leaf, int64_t edges) {
   return entry != chosen->end() && entry->second.needed_ && entry->second.captures_ == nullptr;
 }
 
+// What tells storages apart. Python's object of a storage would count as a user of it from then on.
+inline uintptr_t storage_address(const py::handle& object) {
+  return reinterpret_cast<uintptr_t>(tensor_of(object).storage().unsafeGetStorageImpl());
+}
+
 // Whether other tensors look into a tensor's memory, or Python holds its storage.
 inline bool shares_storage(const py::handle& object) {
   return tensor_of(object).storage().use_count() > 1;

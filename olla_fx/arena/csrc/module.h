@@ -266,6 +266,7 @@ inline void bind(py::module& module, Router& its_router, const DeviceSupport& it
   module.def("in_region", [] { return current_region != nullptr; });
   module.def("accumulates_alone", &accumulates_alone);
   module.def("accumulate", &accumulate);
+  module.def("storage_address", &storage_address);
   module.def("shares_storage", &shares_storage);
   module.def("start_events", &start_events);
   module.def("stop_events", &stop_events);

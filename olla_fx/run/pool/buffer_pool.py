@@ -36,6 +36,7 @@ class BufferPool:
         self._lock = threading.Lock()
         self._is_untidy = self._is_settled = False
         self._segments: list[Segment] = []
+        self._dropped: list[Segment] = []
         self._claims: set[Claim] = set()
         self._wanted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._overlaps: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
@@ -70,9 +71,10 @@ class BufferPool:
         """
         with self._locked():
             self._note_overlaps(plan_owner)
+            if self._dropped:
+                self._free_dropped()
             segment = self._home(plan_owner)
             if segment is None:
-                self._drop_left()
                 segment = self._segment_for(plan_owner)
                 self._move(plan_owner, segment)
             segment.note_thread()
@@ -137,8 +139,7 @@ class BufferPool:
                 colours[owner] != segment.colour for owner in segment.arenas
             )
         for segment in self._free():
-            # What gradients lie in would stay until they are gone: the next claim moves them first.
-            if segment.is_too_large and not (self._wanted and segment.outstanding_blocks):
+            if segment.is_too_large:
                 self._drop(segment)
             elif segment.is_untidy:
                 for owner in list(segment.arenas):
@@ -186,13 +187,11 @@ class BufferPool:
         segment.vacate()
         return segment.outstanding_blocks == 0
 
-    def _drop_left(self) -> None:
-        """Free the segments that no plan needs, once gradients that were left in them are moved."""
-        for segment in self._free():
-            if segment.is_too_large:
-                segment.vacate()
-                if not segment.outstanding_blocks:
-                    self._drop(segment)
+    def _free_dropped(self) -> None:
+        """Move gradients out of dropped segments, whose memory goes with the last block that is alive."""
+        for segment in self._dropped:
+            segment.vacate()
+        self._dropped = [segment for segment in self._dropped if segment.holds_gradients]
 
     def _move(self, plan_owner: object, segment: Segment) -> None:
         """Make a segment the home of an owner."""
@@ -248,8 +247,10 @@ class BufferPool:
         return arena.Buffer(buffer_bytes, self._device)
 
     def _drop(self, segment: Segment) -> None:
-        """Free a segment at once, whoever refers to it."""
+        """Free a segment at once, whoever refers to it; the garbage collector may be at work."""
         self._segments.remove(segment)
+        if segment.holds_gradients:
+            self._dropped.append(segment)
         segment.arenas.clear()
         segment.buffer = None
 

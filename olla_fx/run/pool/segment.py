@@ -40,6 +40,7 @@ class Segment:
         self.colour: int | None = None
         self.is_too_large = self.is_untidy = False
         self.arenas: weakref.WeakKeyDictionary[Any, arena.Arena | None] = weakref.WeakKeyDictionary()
+        self._device = buffer.device
         self._left: list[LeftGradients] = []
         self._tell_stuck: list[weakref.WeakMethod[Any]] = []
         self._thread: int | None = None
@@ -48,6 +49,15 @@ class Segment:
     def outstanding_blocks(self) -> int:
         """The number of blocks in it that are alive."""
         return 0 if self.buffer is None else self.buffer.outstanding_blocks
+
+    @property
+    def holds_gradients(self) -> bool:
+        """True if gradients that were left in it are alive; those that are gone are forgotten."""
+        self._left = [
+            [reference for reference in gradients if reference() is not None] for gradients in self._left
+        ]
+        self._left = [gradients for gradients in self._left if gradients]
+        return bool(self._left)
 
     def note_thread(self) -> None:
         """Note that the calling thread's run is here."""
@@ -65,8 +75,7 @@ class Segment:
 
     def vacate(self) -> None:
         """Move gradients that lie in here to memory of their own, unless another thread may be using them."""
-        if self.buffer is None or self._thread != threading.get_ident() or not self.outstanding_blocks:
-            self._left = [] if not self.outstanding_blocks else self._left
+        if self._thread != threading.get_ident() or not self.holds_gradients:
             return
         stuck: LeftGradients = []
         left = [reference for gradients in self._left for reference in gradients]
@@ -74,14 +83,15 @@ class Segment:
         with torch.inference_mode(False), torch.no_grad():
             while left:
                 gradient = left[-1]()
-                if gradient is not None and self.buffer.contains(gradient.data_ptr()):
-                    if arena.shares_storage(gradient, self.buffer.device):
-                        stuck.append(left[-1])
-                    else:
-                        gradient.data = gradient.clone()
+                if gradient is None or (self.buffer and not self.buffer.contains(gradient.data_ptr())):
+                    pass
+                elif arena.shares_storage(gradient, self._device):
+                    stuck.append(left[-1])
+                else:
+                    gradient.data = gradient.clone()
                 left.pop()
         self._left = [stuck]
-        if self.outstanding_blocks:
+        if stuck:
             for reference in self._tell_stuck:
                 tell = reference()
                 if tell is not None:
