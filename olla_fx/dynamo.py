@@ -2,8 +2,8 @@
 
 A piece is planned like a module in the caller's own loop, forward and backward together, when it is first
 called with inputs of a new kind, so that sizes that Dynamo left open are known. Parameters and buffers
-reach it as inputs. Pieces on both sides of a graph break are alive together, so each has a buffer of its
-own. A piece that cannot be captured runs as by AOTAutograd, with one warning. :func:`compiled_reports` lists
+reach it as inputs. Pieces on both sides of a graph break are alive together, so they hold a segment each. A
+piece that cannot be captured runs as by AOTAutograd, with one warning. :func:`compiled_reports` lists
 the reports of all pieces that have a plan.
 """
 

@@ -2,7 +2,7 @@
 
 AOTAutograd's way: one graph for both, run in two phases. Between them the buffer is *busy*: it holds the
 activations that backward needs. It is given back when backward has run, or when the caller drops the
-graph. Outputs and gradients are allocated outside, since autograd hands them on.
+graph. Outputs are allocated outside, since autograd hands them on.
 
 The graph is planned for gradients ("tangents") in certain memory layouts. Others are copied into these, as
 AOTAutograd does at every backward; here the next forward is planned for what came. The gradients that
