@@ -11,6 +11,7 @@ from olla_fx.passes.cleanup import (
     drop_dead_copies,
     drop_identities,
     drop_output_copies,
+    split_dropout_backward,
     use_scalars_directly,
 )
 from olla_fx.passes.propagate import propagate_fake_tensors
@@ -33,6 +34,8 @@ def run_passes(captured: CapturedStep) -> fx.GraphModule:
     use_scalars_directly(graph, captured.inputs)
     drop_identities(graph)
     drop_dead_copies(graph, captured.outputs.results if captured.mode is Mode.AUTOGRAD else 0)
+    if captured.device.type == "cpu":
+        split_dropout_backward(graph)
     reinplace_updates(graph)
     graph.eliminate_dead_code(_has_effect)
     graph_module.recompile()

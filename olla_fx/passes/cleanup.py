@@ -1,4 +1,4 @@
-"""Removes copies and identities that functionalisation and tracing leave behind.
+"""Removes copies, identities and temporaries that functionalisation and tracing leave behind.
 
 A functional graph writes to nothing but its placeholders, so a ``clone`` that once protected a tensor
 from an in-place activation protects it from nothing: EfficientNet-B0 holds 50 of them. Each is a whole
@@ -46,6 +46,23 @@ def drop_identities(graph: fx.Graph) -> None:
                 user.replace_input_with(node, source)
         if not node.users:
             graph.erase_node(node)
+
+
+def split_dropout_backward(graph: fx.Graph) -> None:
+    """Write the backward of dropout as the two products that its kernel for CPUs computes.
+
+    The kernel makes ``gradient * mask * scale`` with a temporary for each product; eager's backward, which
+    multiplies by a saved tensor of numbers, needs none. As operators of their own, the second product writes
+    over the first, and the first over the gradient if that dies.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):
+        gradient, mask, scale = node.args
+        with graph.inserting_before(node):
+            masked = graph.call_function(aten.mul.Tensor, (gradient, mask))
+            scaled = graph.call_function(aten.mul.Tensor, (masked, scale))
+        masked.meta, scaled.meta = dict(node.meta), dict(node.meta)
+        node.replace_all_uses_with(scaled)
+        graph.erase_node(node)
 
 
 def use_scalars_directly(graph: fx.Graph, inputs: Sequence[StepInput]) -> None:
