@@ -147,3 +147,23 @@ def test_a_weight_under_a_checkpoint_that_is_changed_in_place_is_refused():
             pair.model.body[0].weight.mul_(2)
         with pytest.raises(BackwardError, match=r"body\.0\.weight was changed in place"):
             loss.backward()
+
+
+@pytest.mark.parametrize("changed", ["weight", "input"])
+def test_other_data_between_forward_and_backward_is_refused(changed):
+    """Eager goes on with the old data if it saved a view, and with the new if it saved the tensor."""
+    model = Written(lambda self, x: torch.tanh(self.linear(x * self.w)), w=nn.Parameter(torch.ones(6)))
+    model.linear = nn.Linear(6, 6)
+    pair = OwnLoop(model, torch.ones(4, 6))
+    for _ in range(3):
+        pair.zero_grad()
+        x = torch.ones(4, 6)
+        loss = pair.step(x).sum()
+        tensor = model.linear.weight if changed == "weight" else x
+        before = tensor.data
+        tensor.data = tensor.data * 2
+        with pytest.raises(BackwardError, match="given other data after the forward"):
+            loss.backward()
+        tensor.data = before
+        assert not pair.step.stats.is_busy
+        pair.step(x).sum().backward()
