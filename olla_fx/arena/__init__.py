@@ -1,6 +1,6 @@
 """Serves a planned step from one buffer by native allocators, and records what a real step requests."""
 
-from olla_fx.arena.accumulation import accumulate, accumulates_alone, shares_storage, storage_address
+from olla_fx.arena.accumulation import Accumulation, accumulation
 from olla_fx.arena.arena import (
     Arena,
     Buffer,
@@ -16,6 +16,7 @@ from olla_fx.arena.events import AllocationEvent, EventKind, EventRecording, rec
 from olla_fx.arena.native import build_seconds
 
 __all__ = [
+    "Accumulation",
     "AllocationEvent",
     "Arena",
     "Binding",
@@ -25,14 +26,11 @@ __all__ = [
     "PlannedRequest",
     "RecordedRequest",
     "RunCounts",
-    "accumulate",
-    "accumulates_alone",
+    "accumulation",
     "available",
     "begin_operator_function",
     "build_seconds",
     "in_region",
     "interrupted",
     "record_events",
-    "shares_storage",
-    "storage_address",
 ]

@@ -2,59 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 
 from olla_fx import torch_compat
 from olla_fx.arena.native import native_module
 
 
-def accumulates_alone(leaf: torch.Tensor, edges: int, device: torch.device) -> bool:
-    """Return True if the backward under way may add its gradient to a tensor's ``.grad`` itself.
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """What a backward asks of the native allocator for every gradient; looked up once, as it asks often.
 
-    Args:
-        leaf: what the gradient is for; False for a tensor that is no leaf.
-        edges: how many edges lead to it as far as the caller knows, over one of which something comes.
-        device: whose native allocator to ask.
+    Attributes:
+        accumulates_alone: return True if the backward under way may add its gradient to a tensor's ``.grad``
+            itself, given the tensor and how many edges lead to it as far as the caller knows, over one of
+            which something comes. False for a tensor that is no leaf.
+        accumulate: add a gradient to the ``.grad`` of a leaf that accumulates alone, as autograd does, or
+            make it that; given the leaf, the gradient, and True if nobody else uses the gradient's memory,
+            so that it may become ``.grad`` itself. What it allocates in planned code is not counted there.
+        storage_address: return what tells a tensor's storage apart from others that exist. It does not ask
+            Python for the storage, whose object would count as another user of it.
+        shares_storage: return True if other tensors look into a tensor's memory, or nobody can tell.
     """
-    native = native_module(device.type)
-    return native is not None and native.accumulates_alone(leaf, edges)
+
+    accumulates_alone: Callable[[torch.Tensor, int], bool]
+    accumulate: Callable[[torch.Tensor, torch.Tensor, bool], None]
+    storage_address: Callable[[torch.Tensor], int]
+    shares_storage: Callable[[torch.Tensor], bool]
 
 
-def accumulate(leaf: torch.Tensor, gradient: torch.Tensor, owned: bool, device: torch.device) -> None:
-    """Add a gradient to a leaf's ``.grad``, as autograd does, or make it that.
-
-    Args:
-        leaf: one that :func:`accumulates_alone`.
-        gradient: in planned code; what is allocated for it is not counted there.
-        owned: True if nobody else uses the gradient's memory, so that it may become ``.grad`` itself.
-        device: whose native allocator to ask.
-    """
+def accumulation(device: torch.device) -> Accumulation:
+    """Return how gradients are accumulated on a device: without its native allocator, never directly."""
     native = native_module(device.type)
     if native is None:
-        raise RuntimeError("gradients are accumulated by the native allocator, which is gone")
-    native.accumulate(leaf, gradient, owned)
+        return _BY_AUTOGRAD
+    return Accumulation(
+        native.accumulates_alone, native.accumulate, native.storage_address, native.shares_storage
+    )
 
 
-def shares_storage(tensor: torch.Tensor, device: torch.device) -> bool:
-    """Return True if other tensors look into a tensor's memory, or nobody can tell.
-
-    Args:
-        tensor: any.
-        device: whose native allocator to ask.
-    """
-    native = native_module(device.type)
-    return native is None or native.shares_storage(tensor)
+def _accumulates_never(leaf: torch.Tensor, edges: int) -> bool:
+    return False
 
 
-def storage_address(tensor: torch.Tensor, device: torch.device) -> int:
-    """Return what tells a tensor's storage apart from others that exist.
+def _refuse(leaf: torch.Tensor, gradient: torch.Tensor, owned: bool) -> None:
+    raise RuntimeError("only the native allocator accumulates gradients, and there is none")
 
-    Without asking Python for the storage: its object would count as another user of it, see
-    :func:`shares_storage`.
 
-    Args:
-        tensor: any.
-        device: whose native allocator to ask.
-    """
-    native = native_module(device.type)
-    return torch_compat.storage_key(tensor) if native is None else native.storage_address(tensor)
+def _cannot_tell(tensor: torch.Tensor) -> bool:
+    return True
+
+
+_BY_AUTOGRAD = Accumulation(_accumulates_never, _refuse, torch_compat.storage_key, _cannot_tell)

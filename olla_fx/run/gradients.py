@@ -87,7 +87,8 @@ class Gradients:
         self._captured = captured
         self._values = values
         self._in_buffer = in_buffer
-        self._used = {index for index, tangent in enumerate(tangents) if tangent is not None}
+        self._accumulation = arena.accumulation(captured.device)
+        self._absent = _not_made(captured, tangents)
         self._kept: set[int] = set()
         self.direct: frozenset[int] = frozenset()
         self.left: LeftGradients = []
@@ -98,11 +99,12 @@ class Gradients:
         past = GradientEdges.past()
         if past is None:
             return
-        device = self._captured.device
+        accumulates_alone = self._accumulation.accumulates_alone
+        leaves = [self._values[index] for index in self._captured.gradients]
         self.direct = frozenset(
             position
-            for position, index in enumerate(self._captured.gradients)
-            if arena.accumulates_alone(self._values[index], 1 + past.get(id(self._values[index]), 0), device)
+            for position, leaf in enumerate(leaves)
+            if accumulates_alone(leaf, 1 + past.get(id(leaf), 0))
         )
 
     def suited_to_buffer(self) -> GradientsInBuffer:
@@ -110,14 +112,9 @@ class Gradients:
         kept = frozenset(
             position
             for position in self.direct
-            if self._is_made(position) and self._values[self._captured.gradients[position]].grad is None
+            if position not in self._absent and self._values[self._captured.gradients[position]].grad is None
         )
         return GradientsInBuffer(kept, self.direct - kept)
-
-    def _is_made(self, position: int) -> bool:
-        """Return True unless the gradient is of outputs that nobody used: eager makes none."""
-        reached_by = self._captured.gradient_tangents[position]
-        return not reached_by or not reached_by.isdisjoint(self._used)
 
     def take(self, position: int, gradient: torch.Tensor, is_made_here: bool) -> None:
         """Take a gradient; emitted code calls this right after the operator that makes it.
@@ -127,16 +124,16 @@ class Gradients:
             gradient: may share its storage with another gradient.
             is_made_here: False if it is a tangent, a tensor of the caller's, or what forward has saved.
         """
-        if not self._is_made(position):
+        if position in self._absent:
             return
         index = self._captured.gradients[position]
-        storage = arena.storage_address(gradient, self._captured.device)
+        storage = self._accumulation.storage_address(gradient)
         # Autograd may keep what it is given and add to it.
         is_own = is_made_here and position not in self._in_buffer.added and storage not in self._kept
         if position in self.direct:
             leaf = self._values[index]
-            becomes_grad = leaf.grad is None and is_own
-            arena.accumulate(leaf, gradient, is_own, self._captured.device)
+            becomes_grad = is_own and leaf.grad is None
+            self._accumulation.accumulate(leaf, gradient, is_own)
             if becomes_grad:
                 self._kept.add(storage)
                 if position in self._in_buffer.kept:
@@ -145,5 +142,18 @@ class Gradients:
         if not is_own or position in self._in_buffer.kept:
             with arena.interrupted():
                 gradient = gradient.clone()
-        self._kept.add(arena.storage_address(gradient, self._captured.device))
+            storage = self._accumulation.storage_address(gradient)
+        self._kept.add(storage)
         self.by_placeholder[index] = gradient
+
+
+def _not_made(captured: CapturedStep, tangents: Sequence[torch.Tensor | None]) -> frozenset[int]:
+    """Return the positions of gradients of nothing but outputs that nobody used: eager makes none."""
+    used = {index for index, tangent in enumerate(tangents) if tangent is not None}
+    if len(used) == len(tangents):
+        return frozenset()
+    return frozenset(
+        position
+        for position, reached_by in enumerate(captured.gradient_tangents)
+        if reached_by and reached_by.isdisjoint(used)
+    )

@@ -351,8 +351,10 @@ class PlannedModule(nn.Module):
 
 def _has_gradient(captured: CapturedStep, values: Sequence[Any]) -> bool:
     """Return True if a leaf among a step's inputs has a ``.grad``."""
-    leaves = (values[index] for index in captured.gradients)
-    return any(leaf.is_leaf and leaf.grad is not None for leaf in leaves)
+    for index in captured.gradients:
+        if values[index].is_leaf and values[index].grad is not None:
+            return True
+    return False
 
 
 def _remade(request: StepRequest, example: Any) -> PlannedModule:

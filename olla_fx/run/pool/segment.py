@@ -80,12 +80,13 @@ class Segment:
         stuck: LeftGradients = []
         left = [reference for gradients in self._left for reference in gradients]
         self._left = [left, stuck]
+        shares_storage = arena.accumulation(self._device).shares_storage
         with torch.inference_mode(False), torch.no_grad():
             while left:
                 gradient = left[-1]()
                 if gradient is None or (self.buffer and not self.buffer.contains(gradient.data_ptr())):
                     pass
-                elif arena.shares_storage(gradient, self._device):
+                elif shares_storage(gradient):
                     stuck.append(left[-1])
                 else:
                     gradient.data = gradient.clone()
