@@ -22,6 +22,7 @@ from pathlib import Path
 
 from olla_solvers.analysis import peak_bytes
 from olla_solvers.baselines.inductor import HEURISTICS
+from olla_solvers.effort.patience import Patience
 from olla_solvers.errors import OllaError
 from olla_solvers.graph.contract import contract
 from olla_solvers.graph.flow import FlowGraph, flow_of
@@ -33,7 +34,6 @@ from olla_solvers.order.bounds import MinimumCuts
 from olla_solvers.order.greedy import best_order, free_first_orders
 from olla_solvers.order.portfolio import Portfolio
 from olla_solvers.paper.program_size import program_size
-from olla_solvers.patience import Patience
 from olla_solvers.problem import Problem
 
 MODELS = (

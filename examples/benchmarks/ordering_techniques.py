@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
+from olla_solvers.effort.patience import Patience
 from olla_solvers.graph.flow import flow_of
 from olla_solvers.ilp import backends
 from olla_solvers.ilp.techniques import ALL_TECHNIQUES, LITERAL, Techniques
@@ -26,7 +27,6 @@ from olla_solvers.order.portfolio import Portfolio
 from olla_solvers.order.search import ALL_RULES, SearchRules
 from olla_solvers.paper.joint import joint_plan
 from olla_solvers.paper.ordering import Anchors, order_with_techniques
-from olla_solvers.patience import Patience
 from olla_solvers.problem import Problem
 
 OF_THE_PAPER = ("spans", "useful_lifetimes", "preserved", "precedence", "shared_outputs")

@@ -25,11 +25,12 @@ from types import MappingProxyType
 
 from olla_solvers.baselines.caching_allocator import replay
 from olla_solvers.baselines.smartpool import birth_first_fit, size_best_fit, size_first_fit
+from olla_solvers.effort.patience import Patience
+from olla_solvers.effort.progress import ProgressLog
 from olla_solvers.errors import NoSolutionError, ProblemError, SolverUnavailableError
 from olla_solvers.ilp import backends
 from olla_solvers.infeasible.irreducible import refuse_impossible, refuse_proven
 from olla_solvers.paper.pyramid import pyramid
-from olla_solvers.patience import Patience
 from olla_solvers.place.auto import place_auto, run_program
 from olla_solvers.place.bisection import bisect, when_compiled
 from olla_solvers.place.heuristics import best_of_heuristics
@@ -38,7 +39,6 @@ from olla_solvers.place.skyline import longest_lifetime, skyline
 from olla_solvers.place.task import Candidate, Result, Task
 from olla_solvers.plan import Placement, Span
 from olla_solvers.problem import Bytes, Offset
-from olla_solvers.progress import ProgressLog
 
 Method = Callable[[Task], Result]
 

@@ -10,8 +10,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from olla_solvers.effort.progress import Improvement
 from olla_solvers.problem import Bytes, Offset, OperatorIndex, Timestep
-from olla_solvers.progress import Improvement
 
 
 class SolverStatus(enum.StrEnum):

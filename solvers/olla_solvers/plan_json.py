@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from olla_solvers.effort.progress import Improvement
 from olla_solvers.errors import ProblemError
 from olla_solvers.plan import MemoryPlan, Provenance, SolverEffect, SolverReport, SolverStatus
-from olla_solvers.progress import Improvement
 
 PLAN_FORMAT = 1
 

@@ -3,7 +3,7 @@
 OLLA §4.4 splits the joint program in the same two: an order with the smallest peak first, then addresses.
 If the order's arrays do not fit together well, another order of the same peak may be taken instead.
 One time limit covers all of it; without one, effort follows what can still be gained
-(:mod:`olla_solvers.patience`).
+(:mod:`olla_solvers.effort.patience`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from olla_solvers.analysis import peak_bytes
-from olla_solvers.freed_memory import return_freed_memory
+from olla_solvers.effort.freed_memory import return_freed_memory
+from olla_solvers.effort.patience import Patience
 from olla_solvers.ilp import backends
 from olla_solvers.order import order_patiently
 from olla_solvers.order.alternatives import orders_of_peak
-from olla_solvers.patience import Patience
 from olla_solvers.place import place_patiently
 from olla_solvers.place.skyline import longest_lifetime, skyline
 from olla_solvers.plan import MemoryPlan, Provenance, Schedule
@@ -43,7 +43,7 @@ def make_plan(
         problem: the graph.
         solver: ``auto``, ``cbc``, ``gurobi``, ``highs`` or ``none``, for both stages.
         time_limit: seconds for both stages together, for a proof; None for as long as enough can be gained,
-            see :mod:`olla_solvers.patience`.
+            see :mod:`olla_solvers.effort.patience`.
         schedule: an order found before, which is kept; None to find one.
         start: the operators' names in an order known from a similar problem, to begin from.
 

@@ -18,8 +18,8 @@ from olla_fx.arena import Binding
 from olla_fx.eager.baseline import BaselineSource
 from olla_fx.models import ModelCase, build_model, optimizer_by_name
 from olla_fx.plan import Plan
+from olla_solvers.effort.progress import Improvement
 from olla_solvers.placer import place_with
-from olla_solvers.progress import Improvement
 
 from . import traces
 from .allocation import allocation_times

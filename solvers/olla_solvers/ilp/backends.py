@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from olla_solvers.apart import run_module
+from olla_solvers.effort.apart import run_module
 from olla_solvers.errors import OptionError, SolverUnavailableError
 from olla_solvers.ilp.model import LinearModel
 from olla_solvers.plan import SolverStatus

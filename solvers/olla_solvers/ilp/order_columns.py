@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from olla_solvers.analysis import Range, timesteps
-from olla_solvers.deadline import check_time
+from olla_solvers.effort.deadline import check_time
 from olla_solvers.graph.flow import FlowGraph
 from olla_solvers.ilp.model import Column, Expression, LinearModel, Sense
 from olla_solvers.ilp.techniques import Techniques

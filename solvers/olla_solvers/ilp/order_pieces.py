@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from olla_solvers.deadline import DeadlinePassedError, check_time
+from olla_solvers.effort.deadline import DeadlinePassedError, check_time
 from olla_solvers.graph.contract import Contracted, contract, unchanged
 from olla_solvers.graph.flow import Candidate, FlowGraph
 from olla_solvers.graph.split import Piece, split, undivided

@@ -2,8 +2,8 @@
 
 By default a portfolio runs: greedy list scheduling, bounds, and the exact search
 (:mod:`olla_solvers.order.portfolio`), in this process for a first second, which settles nearly all training
-steps. If enough can still be gained (:mod:`olla_solvers.patience`), it goes on in a process of its own, whose
-states may take gigabytes. A named solver always gets the integer program of OLLA equation 14 on
+steps. If enough can still be gained (:mod:`olla_solvers.effort.patience`), it goes on in a process of its
+own, whose states may take gigabytes. A named solver always gets the integer program of OLLA equation 14 on
 the contracted graph's pieces (:mod:`olla_solvers.ilp.order_pieces`), started from greedy orders, which are
 never lost, and without the search's order or bound.
 """
@@ -15,17 +15,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from olla_solvers import apart
 from olla_solvers.analysis import peak_bytes, timesteps
+from olla_solvers.effort import apart
+from olla_solvers.effort.patience import Patience
+from olla_solvers.effort.progress import ProgressLog
 from olla_solvers.graph.flow import Candidate, FlowGraph, flow_of
 from olla_solvers.ilp import backends
 from olla_solvers.ilp.order_pieces import Heuristic, better, improve
 from olla_solvers.order.greedy import best_order, free_first_orders
 from olla_solvers.order.portfolio import Portfolio
-from olla_solvers.patience import Patience
 from olla_solvers.plan import Schedule, SolverReport
 from olla_solvers.problem import OperatorIndex, Problem
-from olla_solvers.progress import ProgressLog
 
 Improve: TypeAlias = Callable[[FlowGraph, Candidate, Heuristic, str, float], tuple[Candidate, SolverReport]]
 """Has a named solver improve an order: the type of :func:`~olla_solvers.ilp.order_pieces.improve`."""
@@ -45,7 +45,7 @@ def order(
         solver: ``auto`` or ``none`` (heuristics, bounds and the exact search), or ``cbc``, ``gurobi`` or
             ``highs`` (the integer program really runs, without the search's order or bound).
         time_limit: seconds, for a proof; None for as long as enough can be gained, see
-            :mod:`olla_solvers.patience`.
+            :mod:`olla_solvers.effort.patience`.
         start: the operators' names in an order known from a similar problem, as one candidate; ignored if
             it is no order of this one.
 

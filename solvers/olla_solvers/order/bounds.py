@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from olla_solvers.deadline import DeadlinePassedError
+from olla_solvers.effort.deadline import DeadlinePassedError
 from olla_solvers.graph.flow import FlowGraph
 from olla_solvers.graph.minimum_cut import live_bytes, smallest_state
 from olla_solvers.problem import Bytes, OperatorIndex

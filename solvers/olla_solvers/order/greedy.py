@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
+from olla_solvers.effort.progress import ProgressLog
 from olla_solvers.graph.flow import Candidate, FlowGraph
 from olla_solvers.order.frontier import Frontier
 from olla_solvers.problem import Bytes, OperatorIndex
-from olla_solvers.progress import ProgressLog
 
 Rule = Callable[[FlowGraph, Frontier, OperatorIndex, int], tuple[int, ...]]
 """Sort key of a ready operator, from what it adds and how many operators had run when it became ready."""

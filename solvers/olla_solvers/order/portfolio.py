@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from olla_solvers.effort.patience import Patience
+from olla_solvers.effort.progress import ProgressLog
 from olla_solvers.graph.contract import Contracted, contract, unchanged
 from olla_solvers.graph.flow import Candidate, FlowGraph
 from olla_solvers.graph.split import Piece, split, undivided
@@ -22,9 +24,7 @@ from olla_solvers.order.greedy import best_order, free_first_orders
 from olla_solvers.order.projection import Projection
 from olla_solvers.order.search import ALL_RULES, Alternation, SearchRules
 from olla_solvers.order.window_search import WindowSearch
-from olla_solvers.patience import Patience
 from olla_solvers.problem import Bytes, OperatorIndex
-from olla_solvers.progress import ProgressLog
 
 SHORT_SEARCH = 1000
 """States of a piece expanded before dearer bounds are tried."""

@@ -20,7 +20,7 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from olla_solvers.deadline import DeadlinePassedError
+from olla_solvers.effort.deadline import DeadlinePassedError
 from olla_solvers.graph.flow import FlowGraph
 from olla_solvers.graph.minimum_cut import live_bytes, smallest_state
 from olla_solvers.problem import Bytes, OperatorIndex

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, replace
 
 from olla_solvers.analysis import peak_bytes
-from olla_solvers.deadline import DeadlinePassedError
+from olla_solvers.effort.deadline import DeadlinePassedError
 from olla_solvers.graph.flow import flow_of
 from olla_solvers.ilp import backends
 from olla_solvers.ilp.techniques import ALL_TECHNIQUES, Techniques

@@ -1,7 +1,7 @@
 """Gives every span an offset in one buffer, as low as possible.
 
 ``auto.py`` has the stages: skylines, the exact search, the integer program. What is compiled runs in a
-process of its own, if enough can be gained (:mod:`olla_solvers.patience`). Other methods by name, and
+process of its own, if enough can be gained (:mod:`olla_solvers.effort.patience`). Other methods by name, and
 placing within a capacity, are in :mod:`olla_solvers.placer`.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from olla_solvers.effort.patience import Patience
 from olla_solvers.ilp import backends
-from olla_solvers.patience import Patience
 from olla_solvers.place.auto import place_patiently
 from olla_solvers.plan import Placement, Span
 from olla_solvers.spans import spans_of

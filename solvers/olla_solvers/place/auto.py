@@ -15,9 +15,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from olla_solvers import apart
+from olla_solvers.effort import apart
+from olla_solvers.effort.patience import DEFAULT_SECONDS, Patience
 from olla_solvers.ilp.place_spans import may_help, solve_with, solve_with_any
-from olla_solvers.patience import DEFAULT_SECONDS, Patience
 from olla_solvers.place.bisection import bisect, when_compiled
 from olla_solvers.place.heuristics import best_of_heuristics
 from olla_solvers.place.high_pressure import has_quiet_times, is_very_large, place_high_pressure

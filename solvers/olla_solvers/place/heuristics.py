@@ -10,12 +10,12 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from olla_solvers.effort.progress import ProgressLog
 from olla_solvers.place.greedy import by_size, greedy
 from olla_solvers.place.skyline import earliest_birth, largest_area, longest_lifetime, reversed_time, skyline
 from olla_solvers.place.task import Candidate
 from olla_solvers.plan import Span
 from olla_solvers.problem import Bytes, Offset
-from olla_solvers.progress import ProgressLog
 
 
 def best_of_heuristics(

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from olla_solvers.patience import Patience
+from olla_solvers.effort.patience import Patience
+from olla_solvers.effort.progress import ProgressLog
 from olla_solvers.plan import Placement, SolverReport, Span
 from olla_solvers.problem import Bytes, Offset
-from olla_solvers.progress import ProgressLog
 from olla_solvers.spans import height_bytes, max_live_bytes
 from olla_solvers.spans.checks import check
 

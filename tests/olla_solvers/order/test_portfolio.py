@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 
 from olla_solvers.analysis import peak_bytes
+from olla_solvers.effort.patience import Patience
 from olla_solvers.graph.flow import flow_of
 from olla_solvers.order import order
 from olla_solvers.order.greedy import free_first
 from olla_solvers.order.portfolio import Portfolio
 from olla_solvers.order.search import SearchRules
-from olla_solvers.patience import Patience
 from olla_solvers.problem import Problem
 from tests.olla_solvers.graphs import alexnet_step, mlp_step, precedence_bound, problems, smallest_peak
 from tests.olla_solvers.order.large import residual, wide

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from olla_solvers.deadline import DeadlinePassedError
+from olla_solvers.effort.deadline import DeadlinePassedError
 from olla_solvers.graph import minimum_cut
 from olla_solvers.graph.flow import flow_of
 from olla_solvers.graph.minimum_cut import live_bytes, smallest_state

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from olla_solvers.deadline import DeadlinePassedError
+from olla_solvers.effort.deadline import DeadlinePassedError
 from olla_solvers.graph.contract import contract
 from olla_solvers.graph.flow import FlowGraph, flow_of
 from olla_solvers.order.search import ALL_RULES, Alternation, SearchRules, engine, space

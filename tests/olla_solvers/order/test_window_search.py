@@ -7,11 +7,11 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from olla_solvers.effort.patience import Patience
 from olla_solvers.graph.flow import flow_of
 from olla_solvers.order.greedy import best_order
 from olla_solvers.order.portfolio import Portfolio
 from olla_solvers.order.window_search import WindowSearch
-from olla_solvers.patience import Patience
 from olla_solvers.problem import Problem
 from tests.olla_solvers.graphs import problems
 from tests.olla_solvers.order.large import wide

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from olla_solvers.deadline import DeadlinePassedError
+from olla_solvers.effort.deadline import DeadlinePassedError
 from olla_solvers.graph.flow import FlowGraph
 from olla_solvers.order.search.engine import Outcome, Search
 from olla_solvers.order.search.rules import ALL_RULES, SearchRules

@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from olla_solvers.deadline import DeadlinePassedError, check_time
+from olla_solvers.effort.deadline import DeadlinePassedError, check_time
 from olla_solvers.order.search.rules import SearchRules
 from olla_solvers.order.search.space import Moves, Space
 from olla_solvers.problem import Bytes, OperatorIndex

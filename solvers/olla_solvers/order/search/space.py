@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from olla_solvers.deadline import check_time
+from olla_solvers.effort.deadline import check_time
 from olla_solvers.graph.bitsets import bits_of
 from olla_solvers.graph.flow import FlowGraph
 from olla_solvers.problem import Bytes, OperatorIndex

@@ -1,8 +1,9 @@
 """Runs a function of this package in a process of its own, which hands over every improvement at once.
 
 What takes much memory (states of a search, compiled code) is gone with its process, and the caller's memory
-and imports stay as they were. The process is started as ``python -m olla_solvers.apart request answer`` in
-an empty folder; it imports neither the caller's main module nor anything that the function does not need.
+and imports stay as they were. The process is started as ``python -m olla_solvers.effort.apart request
+answer`` in an empty folder; it imports neither the caller's main module nor anything that the function
+does not need.
 An answer is a file that each better one replaces whole: whenever the process ends, is ended at its deadline
 or is killed, the last answer stands.
 """
@@ -61,7 +62,7 @@ def last_answer(function: Callable[..., None], arguments: Sequence[Any], seconds
         with tempfile.TemporaryDirectory(prefix="olla_solvers_") as folder:
             Path(folder, "request").write_bytes(pickle.dumps((function, tuple(arguments))))
             module_arguments = ("request", "answer")
-            code, words = run_module("olla_solvers.apart", module_arguments, folder, seconds)
+            code, words = run_module("olla_solvers.effort.apart", module_arguments, folder, seconds)
             answered = Path(folder, "answer")
             answer = pickle.loads(answered.read_bytes()) if answered.exists() else None
     except OSError as error:
@@ -148,6 +149,6 @@ def main(request_path: str, answer_path: str) -> None:
 
 if __name__ == "__main__":
     # By its full name, so that what is pickled here is found by that name there.
-    from olla_solvers import apart
+    from olla_solvers.effort import apart
 
     apart.main(*sys.argv[1:])

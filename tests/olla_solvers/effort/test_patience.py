@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from olla_solvers import apart, order, patience, planner
-from olla_solvers.patience import DEFAULT_SECONDS, LEAST_BYTES, Patience
+from olla_solvers import order, planner
+from olla_solvers.effort import apart, patience
+from olla_solvers.effort.patience import DEFAULT_SECONDS, LEAST_BYTES, Patience
 from olla_solvers.place import auto
 from olla_solvers.plan import Span
 from olla_solvers.planner import make_plan

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from olla_solvers import apart
+from olla_solvers.effort import apart
+from olla_solvers.effort.patience import Patience
 from olla_solvers.errors import OllaError, ProblemError
 from olla_solvers.order import order
-from olla_solvers.patience import Patience
 from tests.olla_solvers.order.large import wide
 
 
@@ -45,7 +45,7 @@ def refuses(offer: apart.Offer) -> None:
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let processes find this module."""
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2]))
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3]))
 
 
 def test_the_last_answer_stands() -> None:
@@ -112,7 +112,6 @@ def test_a_process_goes_on_from_a_known_order() -> None:
 RESIDUE = """
 import sys
 import olla_solvers.planner
-from olla_solvers import patience
 from tests.olla_solvers.order.large import wide
 
 def resident() -> float:
@@ -130,7 +129,7 @@ print(resident() - begin, plan.peak_bytes > plan.lower_bound_bytes, "numba" in s
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_planning_leaves_little_behind() -> None:
     """With the search's states in the caller it was hundreds of megabytes, and with numba one more."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "solvers")])}
     output = subprocess.run(
         [sys.executable, "-c", RESIDUE], env=environment, check=True, capture_output=True, text=True

@@ -4,13 +4,13 @@ import itertools
 
 import pytest
 
+from olla_solvers.effort.progress import Improvement, ProgressLog
 from olla_solvers.order import order
 from olla_solvers.placer import place_with
 from olla_solvers.plan import Span
 from olla_solvers.plan_json import plan_from_json, plan_to_json
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import Array, Operator, Problem
-from olla_solvers.progress import Improvement, ProgressLog
 
 WORSE_THAN_NEEDED = (Span("a", 2, 4, 1), Span("b", 3, 5, 3), Span("c", 1, 3, 1))
 
