@@ -118,6 +118,32 @@ def test_a_loss_that_its_backward_does_not_read():
     skip_bad_batches(WholeStep(model, ADAMW, batches[1], loss_fn), batches)
 
 
+class Sharing(nn.Module):
+    """Dropout and batch statistics before and after a division of whole numbers, which is read last."""
+
+    def __init__(self, divide):
+        super().__init__()
+        self.divide = divide
+        self.before, self.after = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.3)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x, counts):
+        x = self.drop(self.before(x))
+        shares = self.divide(torch.full_like(counts, 12), counts)
+        return self.head(self.drop(self.after(x))) * shares[:, None]
+
+
+@pytest.mark.parametrize("divide", [torch.floor_divide, torch.remainder, torch.fmod])
+def test_whole_numbers_divided_by_zero(divide):
+    batches = words(6, bad=1)
+    for index, (_, counts, _) in enumerate(batches):
+        counts.clamp_(min=1)
+        if index % 3 == 0:
+            counts[2] = 0
+    skip_bad_batches(ClippedStep(Sharing(divide), ADAMW, batches[1]), batches)
+
+
 def test_the_state_of_the_first_step_is_undone():
     pair = WholeStep(SmallNet(), ADAMW, images(1)[0])
     x, y = images(1)[0]
