@@ -6,7 +6,7 @@ import enum
 import inspect
 import warnings
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -15,6 +15,9 @@ from olla_fx import torch_compat
 from olla_fx.capture import Mode
 from olla_fx.errors import StepInputError, StepModeError
 from olla_fx.torch_compat import pytree
+
+_PARTS_OF_KIND = ("shape", "strides", "type", "device", "wanted gradient")
+"""What :func:`call_key` tells tensors apart by."""
 
 _TELLING = (int, float, complex, bool, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
 
@@ -116,7 +119,7 @@ def call_key(planned: Mode, inputs: tuple[Any, ...]) -> tuple[Key, list[torch.Te
             if leaf.layout is not torch.strided:
                 raise StepInputError(f"an input is a {leaf.layout} tensor: pass a strided one")
             wants_gradient = differentiates and leaf.requires_grad
-            kinds.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device, wants_gradient))
+            kinds.append((tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, wants_gradient))
             tensors.append(leaf.resolve_conj().resolve_neg())
         elif isinstance(leaf, _TELLING):
             # Not the value alone: 0.0 and -0.0, 1 and True compare equal.
@@ -127,6 +130,27 @@ def call_key(planned: Mode, inputs: tuple[Any, ...]) -> tuple[Key, list[torch.Te
                 "list or dict, so calls with it cannot be told apart: pass its parts"
             )
     return tuple(kinds), tensors
+
+
+def what_differs(key: Key, planned: Key) -> str:
+    """Return in words how the inputs of a call differ from those that a plan is for.
+
+    Args:
+        key: of the call, from :func:`call_key`.
+        planned: that of the plan.
+    """
+    new, old = cast(tuple[Any, ...], key), cast(tuple[Any, ...], planned)
+    if new[:2] != old[:2]:
+        return "gradients are wanted or not" if new[1] == old[1] else "the inputs have another structure"
+    for index, (kind, other) in enumerate(zip(new[2:], old[2:], strict=True)):
+        if kind == other:
+            continue
+        if len(kind) == len(other) == 2:
+            return f"input {index} is {kind[1]!r}, and was {other[1]!r}"
+        for name, one, two in zip(_PARTS_OF_KIND, kind, other, strict=False):
+            if one != two:
+                return f"input {index} has {name} {one}, and had {two}"
+    return "the layout of its gradients"
 
 
 def call_kind(model: nn.Module, planned: Mode, inputs: tuple[Any, ...]) -> tuple[Mode, Hashable]:

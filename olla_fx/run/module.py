@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,7 +26,7 @@ from olla_fx.capture import optimizer as optimizers
 from olla_fx.compile import CompiledStep, CompileRequest, compile_step, compile_update
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.eager.record import Recording
-from olla_fx.errors import StepModeError
+from olla_fx.errors import OllaError, StepInputError, StepModeError
 from olla_fx.guards import Prologue
 from olla_fx.plan import Plan
 from olla_fx.run.autograd import Pass, PlannedFunction
@@ -36,10 +37,13 @@ from olla_fx.run.calls import (
     in_sequence,
     refuse_transforms,
     shows_the_model,
+    what_differs,
 )
 from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
+from olla_fx.run.eager_step import run_in_eager
 from olla_fx.run.executor import Executor
 from olla_fx.run.micro_batches import run_micro_batches
+from olla_fx.run.new_kinds import NewKinds
 from olla_fx.run.pickling import carried, refuse_unnamed
 from olla_fx.run.plan_cache import CachedPlan, PlanCache, Strides
 from olla_fx.run.pool import Lease, Turn, pool_of
@@ -68,6 +72,7 @@ class PlannedModule(nn.Module):
         """
         super().__init__()
         self._plans = PlanCache(request.options.cache_size_limit)
+        self._new_kinds = NewKinds()
         model = request.model
         # The very dictionaries of the model: parameters, state_dict and .to() are the model's own.
         torch_compat.share_tables(self, model)
@@ -79,6 +84,7 @@ class PlannedModule(nn.Module):
         self._turn = Turn()
         self._replans = 0
         self._stock_runs = 0
+        self._refusals: set[str] = set()
         if request.mode is Mode.AUTOGRAD:
             request = replace(request, mode=call_kind(model, request.mode, request.inputs)[0])
         key, _ = call_key(self._request.mode, request.inputs)
@@ -111,35 +117,86 @@ class PlannedModule(nn.Module):
     def _run_call(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         if self._request.mode is Mode.TRAINING:
             refuse_transforms()
-        if named:
-            inputs = in_sequence(self._model, self._request.mode, inputs, named)
         check_training_flag(self._model, self._request.mode)
+        try:
+            if named:
+                inputs, named = in_sequence(self._model, self._request.mode, inputs, named), {}
+            key, examples = call_key(self._request.mode, inputs)
+        except StepInputError as error:
+            if self._request.mode is Mode.TRAINING or not self._falls_back:
+                raise
+            self._note_refusal(error)
+            return run_in_eager(self._request, inputs, named)
+        if self._request.mode is Mode.TRAINING:
+            with self._lock:
+                return self._train(key, examples, inputs)
         with self._lock:
-            planned, values = self._planned_for(inputs)
-            self._current = planned
-            if self._request.mode is Mode.TRAINING:
-                try:
-                    return self._train(planned, values)
-                except BaseException:
-                    planned.prologue.undo_created_state()
-                    raise
-            executor = planned.executor
-            if executor.step.captured.mode is Mode.AUTOGRAD:
-                sees_gradients = _has_gradient(executor.step.captured, values)
-                planned.choose_executor(sees_gradients)
+            fitting = self._fitting(key, examples, inputs)
+            if fitting is not None:
+                planned, values = fitting
                 executor = planned.executor
+                if executor.step.captured.mode is Mode.AUTOGRAD:
+                    sees_gradients = _has_gradient(executor.step.captured, values)
+                    planned.choose_executor(sees_gradients)
+                    executor = planned.executor
+        if fitting is None:
+            return run_in_eager(self._request, inputs)
         if executor.step.captured.mode is Mode.AUTOGRAD:
             return self._differentiate(planned, executor, values, sees_gradients)
         return self._infer(planned, values)
 
-    def _planned_for(self, inputs: tuple[Any, ...]) -> tuple[CachedPlan, list[Any]]:
-        """Return the plan of a call, made now if none fits, and the values of its placeholders."""
-        key, examples = call_key(self._request.mode, inputs)
+    def _fitting(
+        self, key: Hashable, examples: list[torch.Tensor], inputs: tuple[Any, ...]
+    ) -> tuple[CachedPlan, list[Any]] | None:
+        """Return the plan of a call and the values of its placeholders; None if it is to run in eager."""
         fitting = self._plans.fitting(key, examples)
         if isinstance(fitting, tuple):
+            self._current, _ = fitting
+            self._new_kinds.note_use(self._current.uses)
             return fitting
         kind = call_kind(self._model, self._request.mode, inputs)
         reason = fitting.get(kind)
+        if not self._falls_back:
+            self._current = self._plan_again(key, kind, inputs, reason)
+            return self._current, self._current.prologue.gather(examples)
+        changes = self._current.prologue.changes()
+        if reason is None and self._plans.gradient_strides(key, kind):
+            self._new_kinds.plans_next = True  # a known kind, whose gradients come in another layout
+        if self._new_kinds.is_worth_a_plan((key, kind), changes):
+            try:
+                self._current = self._plan_again(key, kind, inputs, reason)
+            except OllaError as error:
+                self._new_kinds.refuse((key, kind), changes)
+                self._note_refusal(error)
+            else:
+                self._new_kinds.note_plan((key, kind))
+                return self._current, self._current.prologue.gather(examples)
+        logger.info("running in eager: %s", reason or "a new kind of call")
+        if self._new_kinds.note_eager_call():
+            why = reason or what_differs(key, self._current.key)
+            warnings.warn(_settled_text(type(self._model).__name__, why), RuntimeWarning, stacklevel=6)
+        return None
+
+    @property
+    def _falls_back(self) -> bool:
+        return self._request.options.fallback == "eager"
+
+    def _note_refusal(self, error: OllaError) -> None:
+        """Warn, once for each reason, that a kind of call runs in eager."""
+        text = str(error)
+        if text not in self._refusals:
+            self._refusals.add(text)
+            warnings.warn(
+                f"a kind of call of {type(self._model).__name__} cannot be planned and runs in eager: {text} "
+                "(fallback='raise' makes this an error)",
+                RuntimeWarning,
+                stacklevel=6,
+            )
+
+    def _plan_again(
+        self, key: Hashable, kind: tuple[Mode, Hashable], inputs: tuple[Any, ...], reason: str | None
+    ) -> CachedPlan:
+        """Plan a call that no plan fits."""
         lost = self._plans.drop_lost()
         self._replans += lost
         logger.info("planning %s", f"again: {reason}" if reason else "for a new kind of call")
@@ -148,7 +205,7 @@ class PlannedModule(nn.Module):
             key, replace(self._request, inputs=inputs, mode=kind[0], tangent_strides=strides)
         )
         self._replans += reason is not None and not lost
-        return planned, planned.prologue.gather(examples)
+        return planned
 
     def _plan_step(self, key: Hashable, request: StepRequest) -> CachedPlan:
         last = self.__dict__.get("_current")
@@ -184,7 +241,18 @@ class PlannedModule(nn.Module):
         graphed = GraphedStep(step.captured, executor) if self._request.options.cuda_graph else None
         return executor, graphed
 
-    def _train(self, planned: CachedPlan, values: list[Any]) -> Any:
+    def _train(self, key: Hashable, examples: list[torch.Tensor], inputs: tuple[Any, ...]) -> Any:
+        fitting = self._fitting(key, examples, inputs)
+        if fitting is None:
+            return run_in_eager(self._request, inputs)
+        planned, values = fitting
+        try:
+            return self._train_planned(planned, values)
+        except BaseException:
+            planned.prologue.undo_created_state()
+            raise
+
+    def _train_planned(self, planned: CachedPlan, values: list[Any]) -> Any:
         if planned.update is None:
             results = self._run_whole(planned, values)
             answer = planned.executor.step.captured.outputs.rebuild(results)
@@ -252,6 +320,7 @@ class PlannedModule(nn.Module):
             graphed=self._current.graphed,
             replans=self._replans,
             stock_runs=self._stock_runs,
+            eager_runs=self._new_kinds.eager_calls,
             is_busy=self._turn.is_taken,
             cached_plans=len(self._plans),
             cache_size_limit=self._plans.limit,
@@ -265,6 +334,7 @@ class PlannedModule(nn.Module):
         """
         with self._lock:
             self._plans.clear()
+            self._new_kinds.forget()
 
     def poison(self, byte: int = 0xFF) -> None:
         """Overwrite the buffers that are free between two calls; the next call must not notice.
@@ -355,6 +425,14 @@ def _has_gradient(captured: CapturedStep, values: Sequence[Any]) -> bool:
         if values[index].is_leaf and values[index].grad is not None:
             return True
     return False
+
+
+def _settled_text(model: str, why: str) -> str:
+    return (
+        f"most calls of {model} run in eager, since they keep changing: {why}. Give it inputs of a few sizes "
+        "(pad them, or sort them into buckets), and keep what changes at every call in a tensor: an input or "
+        "a buffer, which a plan reads anew"
+    )
 
 
 def _remade(request: StepRequest, example: Any) -> PlannedModule:
