@@ -11,7 +11,7 @@ from olla_fx.passes.cleanup import (
     drop_dead_copies,
     drop_identities,
     drop_output_copies,
-    split_dropout_backward,
+    use_dropout_without_temporaries,
     use_scalars_directly,
 )
 from olla_fx.passes.propagate import propagate_fake_tensors
@@ -35,7 +35,7 @@ def run_passes(captured: CapturedStep) -> fx.GraphModule:
     drop_identities(graph)
     drop_dead_copies(graph, captured.outputs.results if captured.mode is Mode.AUTOGRAD else 0)
     if captured.device.type == "cpu":
-        split_dropout_backward(graph)
+        use_dropout_without_temporaries(graph)
     reinplace_updates(graph)
     graph.eliminate_dead_code(_has_effect)
     graph_module.recompile()
