@@ -11,7 +11,7 @@ from olla_fx.passes.cleanup import (
     drop_dead_copies,
     drop_identities,
     drop_output_copies,
-    split_dropout_backward,
+    use_dropout_without_temporaries,
     use_scalars_directly,
 )
 from olla_fx.passes.propagate import propagate_fake_tensors
@@ -28,25 +28,23 @@ def run_passes(captured: CapturedStep) -> fx.GraphModule:
     Returns:
         The new graph, every node with its fake value in ``meta["val"]``.
     """
-    graph_module = fx.GraphModule(captured.graph_module, _copy_of(captured.graph_module.graph))
-    graph = graph_module.graph
+    root = captured.graph_module
+    graph = _copy_of(root.graph)
     drop_output_copies(graph)
     use_scalars_directly(graph, captured.inputs)
     drop_identities(graph)
     drop_dead_copies(graph, captured.outputs.results if captured.mode is Mode.AUTOGRAD else 0)
     if captured.device.type == "cpu":
-        split_dropout_backward(graph)
+        use_dropout_without_temporaries(graph)
     reinplace_updates(graph)
     graph.eliminate_dead_code(_has_effect)
-    graph_module.recompile()
-    propagate_fake_tensors(graph_module, captured.inputs, captured.device)
+    propagate_fake_tensors(root, graph, captured.inputs, captured.device)
     if captured.mode is Mode.AUTOGRAD and mark_boundary(graph, captured.inputs, captured.outputs.results):
-        graph_module.recompile()
-        propagate_fake_tensors(graph_module, captured.inputs, captured.device)
+        propagate_fake_tensors(root, graph, captured.inputs, captured.device)
     reinplace(graph)
-    graph_module.recompile()
-    propagate_fake_tensors(graph_module, captured.inputs, captured.device)
-    return graph_module
+    propagate_fake_tensors(root, graph, captured.inputs, captured.device)
+    # Writing a graph as code takes long, so it is done once.
+    return fx.GraphModule(root, graph)
 
 
 def _has_effect(node: fx.Node) -> bool:

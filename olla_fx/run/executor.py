@@ -23,7 +23,7 @@ import torch
 
 from olla_fx import torch_compat
 from olla_fx.arena import Arena, Binding, Buffer, PlannedRequest, RecordedRequest, RunCounts
-from olla_fx.compile import CompiledStep, CompileRequest, compile_step
+from olla_fx.compile import CompiledStep, CompileRequest, plan_captured
 from olla_fx.dataflow import GradientsInBuffer, build_dataflow
 from olla_fx.errors import BufferMemoryError
 from olla_fx.report import format_bytes
@@ -36,6 +36,7 @@ from olla_fx.run.recording import (
     problem_with_workspaces,
     read_recording,
 )
+from olla_fx.time_limit import TimeLimit
 
 MOST_RECORDINGS = 4
 """A step whose requests change from run to run is recorded so often, and then left as it is."""
@@ -77,37 +78,43 @@ class Executor:
         self.leaves_stuck_gradients = False
         self._pool.want(self, step.plan.buffer_bytes)
 
-    def planned_for(self, gradients: GradientsInBuffer) -> Executor:
+    def planned_for(self, gradients: GradientsInBuffer, limit: TimeLimit) -> Executor:
         """Return an executor of the same step with other gradients in the buffer.
 
         Args:
             gradients: that are made in the buffer.
+            limit: of the call that plans.
 
         Raises:
             ValueError: before a run was recorded.
         """
         if self._record is None:
             raise ValueError("no run was recorded yet")
-        return Executor(self._request, self._compiled(self._record, gradients), self._record)
+        return Executor(self._request, self._compiled(self._record, gradients, limit), self._record)
 
-    def _compiled(self, record: StepRecord, gradients: GradientsInBuffer) -> CompiledStep:
+    def _compiled(
+        self, record: StepRecord, gradients: GradientsInBuffer, limit: TimeLimit | None
+    ) -> CompiledStep:
         """Compile the step anew with what was recorded."""
         dataflow = self.step.dataflow
         if dataflow.gradients != gradients:
             dataflow = build_dataflow(dataflow.graph_module, dataflow.device, gradients)
         problem = problem_with_workspaces(dataflow.problem, record, dataflow.alignment_bytes)
         earlier = replace(self.step, dataflow=dataflow)
-        return compile_step(replace(self._request, earlier=earlier, problem=problem))
+        request = replace(self._request, earlier=earlier, problem=problem, limit=limit)
+        return plan_captured(request, earlier.captured)
 
     def note_stuck(self) -> None:
         """Note that gradients which a run had left in the buffer could not be moved."""
         self.leaves_stuck_gradients = True
 
-    def start(self, lease: Lease | None) -> Run:
+    def start(self, lease: Lease | None, limit: TimeLimit | None = None) -> Run:
         """Begin a run.
 
         Args:
             lease: to run in the buffer; None runs with the stock allocator.
+            limit: of the call in which the run will end, and the step be planned again if it was recorded;
+                None if that call plans nothing else.
 
         Raises:
             BufferMemoryError: if the device has not enough memory for the buffer.
@@ -121,7 +128,8 @@ class Executor:
         except BaseException:
             lease.release()
             raise
-        return Run(self, arena, lease, recorded=self._wants_recording and not self._warm_ups)
+        recorded = self._wants_recording and not self._warm_ups
+        return Run(self, arena, lease, recorded=recorded, limit=limit)
 
     def _arena(self, lease: Lease) -> Arena:
         if self._requests is None:
@@ -179,11 +187,11 @@ class Executor:
         if run.recorded:
             order = run.step.plan.order
             record = read_recording(run.step.dataflow, order, run.addresses, run.recording)
-            self._plan_again(record, run.gradients)
+            self._plan_again(record, run.gradients, run.limit)
         elif run.counts.outside and not self._wants_recording and self._recordings < MOST_RECORDINGS:
             self._wants_recording = True
 
-    def _plan_again(self, record: StepRecord, gradients: GradientsInBuffer) -> None:
+    def _plan_again(self, record: StepRecord, gradients: GradientsInBuffer, limit: TimeLimit | None) -> None:
         """Compile the step anew with what was recorded."""
         self._wants_recording = False
         self._record = record
@@ -195,9 +203,10 @@ class Executor:
                 RuntimeWarning,
                 stacklevel=5,
             )
-            self.step = compile_step(replace(self._request, earlier=self.step, in_buffer=False))
+            request = replace(self._request, earlier=self.step, in_buffer=False, limit=limit)
+            self.step = plan_captured(request, self.step.captured)
             return
-        self.step = self._compiled(record, gradients)
+        self.step = self._compiled(record, gradients, limit)
         self._requests = planned_requests(self.step.plan.problem, self.step.plan.memory, record)
         self._pool.want(self, self.step.plan.buffer_bytes)
 
@@ -214,6 +223,7 @@ class Run:
         addresses: for each timestep, where the operator's results are, if recorded.
         recording: the planning thread's requests, if recorded.
         gradients: those that a plan for such a run should have in the buffer.
+        limit: for planning again after it.
     """
 
     def __init__(
@@ -223,6 +233,7 @@ class Run:
         lease: Lease | None,
         *,
         recorded: bool = False,
+        limit: TimeLimit | None = None,
     ) -> None:
         """Prepare a run; see :meth:`Executor.start`."""
         self._executor = executor
@@ -230,6 +241,7 @@ class Run:
         self.step = executor.step
         self.arena = arena
         self.recorded = recorded
+        self.limit = limit
         self.counts = RunCounts()
         self.outside_log: list[tuple[int, int, int]] = []
         self.addresses: dict[int, list[int | None]] = {}

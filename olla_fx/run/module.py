@@ -1,19 +1,15 @@
 """The module that a user calls: their model's step, planned.
 
-It shares the model's parameters, buffers and ``state_dict`` keys. Every call looks its inputs up by name.
-There is a plan for each kind of call (shapes and types of the inputs and, in the caller's own loop, whether
-gradients are wanted and which modules train); if model or optimizer changed in a way that a plan depends
-on, the step is planned again, unless a plan was made for that state before. Planned modules share the
+It shares the model's parameters, buffers and ``state_dict`` keys. Every call looks its inputs up by name,
+and its plan (:mod:`olla_fx.run.plans`); without one the model itself runs. Planned modules share the
 buffers of a device's pool; a module holds one at most.
 """
 
 from __future__ import annotations
 
 import copy
-import logging
 import threading
-import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,35 +18,28 @@ from torch import fx, nn
 
 from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Mode, StepRequest, TensorSpec
-from olla_fx.capture import optimizer as optimizers
-from olla_fx.compile import CompiledStep, CompileRequest, compile_step, compile_update
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.eager.record import Recording
-from olla_fx.errors import OllaError, StepInputError, StepModeError
-from olla_fx.guards import Prologue
+from olla_fx.errors import StepInputError, StepModeError
 from olla_fx.plan import Plan
 from olla_fx.run.autograd import Pass, PlannedFunction
 from olla_fx.run.calls import (
-    call_key,
-    call_kind,
+    Call,
     check_training_flag,
     in_sequence,
     refuse_transforms,
     shows_the_model,
-    what_differs,
 )
-from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
 from olla_fx.run.eager_step import run_in_eager
 from olla_fx.run.executor import Executor
 from olla_fx.run.micro_batches import run_micro_batches
-from olla_fx.run.new_kinds import NewKinds
 from olla_fx.run.pickling import carried, refuse_unnamed
-from olla_fx.run.plan_cache import CachedPlan, PlanCache, Strides
+from olla_fx.run.plan_cache import CachedPlan, Strides
+from olla_fx.run.plans import Plans
 from olla_fx.run.pool import Lease, Turn, pool_of
 from olla_fx.run.stats import StepReport, StepStats, report_on
+from olla_fx.time_limit import TimeLimit
 from olla_fx.torch_compat import pytree
-
-logger = logging.getLogger(__name__)
 
 
 class PlannedModule(nn.Module):
@@ -62,7 +51,7 @@ class PlannedModule(nn.Module):
 
     _model: nn.Module
     _request: StepRequest
-    _current: CachedPlan
+    _plans: Plans
 
     def __init__(self, request: StepRequest) -> None:
         """Plan the step; runs nothing on real data.
@@ -71,8 +60,6 @@ class PlannedModule(nn.Module):
             request: what to plan.
         """
         super().__init__()
-        self._plans = PlanCache(request.options.cache_size_limit)
-        self._new_kinds = NewKinds()
         model = request.model
         # The very dictionaries of the model: parameters, state_dict and .to() are the model's own.
         torch_compat.share_tables(self, model)
@@ -82,13 +69,8 @@ class PlannedModule(nn.Module):
         self._request = replace(request, inputs=())
         self._lock = threading.RLock()
         self._turn = Turn()
-        self._replans = 0
         self._stock_runs = 0
-        self._refusals: set[str] = set()
-        if request.mode is Mode.AUTOGRAD:
-            request = replace(request, mode=call_kind(model, request.mode, request.inputs)[0])
-        key, _ = call_key(self._request.mode, request.inputs)
-        self._current = self._plan_step(key, request)
+        self._plans = Plans(request)
         # Not as a child module: that would change the keys of state_dict. Last, since from here on
         # attributes that the model has are set there.
         object.__setattr__(self, "_model", model)
@@ -121,171 +103,79 @@ class PlannedModule(nn.Module):
         try:
             if named:
                 inputs, named = in_sequence(self._model, self._request.mode, inputs, named), {}
-            key, examples = call_key(self._request.mode, inputs)
+            call = Call.of(self._request.mode, inputs)
         except StepInputError as error:
-            if self._request.mode is Mode.TRAINING or not self._falls_back:
+            if self._request.mode is Mode.TRAINING or not self._plans.falls_back:
                 raise
-            self._note_refusal(error)
+            self._plans.note_refusal(error)
             return run_in_eager(self._request, inputs, named)
+        # Every plan of the call may be made again after its run.
+        plans = 2 if self._request.runs_in_micro_batches else 1
+        limit = TimeLimit(self._request.options.time_limit, plans)
         if self._request.mode is Mode.TRAINING:
             with self._lock:
-                return self._train(key, examples, inputs)
+                return self._train(call, limit)
         with self._lock:
-            fitting = self._fitting(key, examples, inputs)
+            fitting = self._plans.of(call, limit)
             if fitting is not None:
                 planned, values = fitting
                 executor = planned.executor
                 if executor.step.captured.mode is Mode.AUTOGRAD:
                     sees_gradients = _has_gradient(executor.step.captured, values)
-                    planned.choose_executor(sees_gradients)
+                    planned.choose_executor(sees_gradients, limit)
                     executor = planned.executor
         if fitting is None:
             return run_in_eager(self._request, inputs)
         if executor.step.captured.mode is Mode.AUTOGRAD:
             return self._differentiate(planned, executor, values, sees_gradients)
-        return self._infer(planned, values)
+        return self._infer(planned, values, limit)
 
-    def _fitting(
-        self, key: Hashable, examples: list[torch.Tensor], inputs: tuple[Any, ...]
-    ) -> tuple[CachedPlan, list[Any]] | None:
-        """Return the plan of a call and the values of its placeholders; None if it is to run in eager."""
-        fitting = self._plans.fitting(key, examples)
-        if isinstance(fitting, tuple):
-            self._current, _ = fitting
-            self._new_kinds.note_use(self._current.uses)
-            return fitting
-        kind = call_kind(self._model, self._request.mode, inputs)
-        reason = fitting.get(kind)
-        if not self._falls_back:
-            self._current = self._plan_again(key, kind, inputs, reason)
-            return self._current, self._current.prologue.gather(examples)
-        changes = self._current.prologue.changes()
-        if reason is None and self._plans.gradient_strides(key, kind):
-            self._new_kinds.plans_next = True  # a known kind, whose gradients come in another layout
-        if self._new_kinds.is_worth_a_plan((key, kind), changes):
-            try:
-                self._current = self._plan_again(key, kind, inputs, reason)
-            except OllaError as error:
-                self._new_kinds.refuse((key, kind), changes)
-                self._note_refusal(error)
-            else:
-                self._new_kinds.note_plan((key, kind))
-                return self._current, self._current.prologue.gather(examples)
-        logger.info("running in eager: %s", reason or "a new kind of call")
-        if self._new_kinds.note_eager_call():
-            why = reason or what_differs(key, self._current.key)
-            warnings.warn(_settled_text(type(self._model).__name__, why), RuntimeWarning, stacklevel=6)
-        return None
-
-    @property
-    def _falls_back(self) -> bool:
-        return self._request.options.fallback == "eager"
-
-    def _note_refusal(self, error: OllaError) -> None:
-        """Warn, once for each reason, that a kind of call runs in eager."""
-        text = str(error)
-        if text not in self._refusals:
-            self._refusals.add(text)
-            warnings.warn(
-                f"a kind of call of {type(self._model).__name__} cannot be planned and runs in eager: {text} "
-                "(fallback='raise' makes this an error)",
-                RuntimeWarning,
-                stacklevel=6,
-            )
-
-    def _plan_again(
-        self, key: Hashable, kind: tuple[Mode, Hashable], inputs: tuple[Any, ...], reason: str | None
-    ) -> CachedPlan:
-        """Plan a call that no plan fits."""
-        lost = self._plans.drop_lost()
-        self._replans += lost
-        logger.info("planning %s", f"again: {reason}" if reason else "for a new kind of call")
-        strides = self._plans.gradient_strides(key, kind)
-        planned = self._plan_step(
-            key, replace(self._request, inputs=inputs, mode=kind[0], tangent_strides=strides)
-        )
-        self._replans += reason is not None and not lost
-        return planned
-
-    def _plan_step(self, key: Hashable, request: StepRequest) -> CachedPlan:
-        last = self.__dict__.get("_current")
-        # The order of another size or state is a good one to begin with.
-        start = None if last is None else last.executor.step.plan.order
-        compile_request = CompileRequest(request, start=start)
-        step = compile_step(compile_request)
-        captured = step.captured
-        if request.options.cuda_graph:
-            check_graph_request(request, captured.device)
-        update = compile_update(compile_request, step)
-        example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)
-        own = self._request
-        prologue = Prologue(
-            captured,
-            own.model,
-            own.loss_fn,
-            own.optimizer,
-            optimizers.initial_state,
-            differentiates=own.mode is Mode.AUTOGRAD and torch.is_grad_enabled(),
-        )
-        kind = call_kind(own.model, own.mode, request.inputs)
-        planned = CachedPlan(key, kind, *self._runners(step), prologue, example)
-        if update is not None:
-            executor, graphed = self._runners(update)
-            planned = replace(planned, update=replace(planned, executor=executor, graphed=graphed))
-        self._plans.add(planned)
-        return planned
-
-    def _runners(self, step: CompiledStep) -> tuple[Executor, GraphedStep | None]:
-        # Only the user's objects: plans are made again from the compile request, without its inputs.
-        executor = Executor(CompileRequest(self._request), step)
-        graphed = GraphedStep(step.captured, executor) if self._request.options.cuda_graph else None
-        return executor, graphed
-
-    def _train(self, key: Hashable, examples: list[torch.Tensor], inputs: tuple[Any, ...]) -> Any:
-        fitting = self._fitting(key, examples, inputs)
+    def _train(self, call: Call, limit: TimeLimit) -> Any:
+        fitting = self._plans.of(call, limit)
         if fitting is None:
-            return run_in_eager(self._request, inputs)
+            return run_in_eager(self._request, call.inputs)
         planned, values = fitting
         try:
-            return self._train_planned(planned, values)
+            return self._train_planned(planned, values, limit)
         except BaseException:
             planned.prologue.undo_created_state()
             raise
 
-    def _train_planned(self, planned: CachedPlan, values: list[Any]) -> Any:
+    def _train_planned(self, planned: CachedPlan, values: list[Any], limit: TimeLimit) -> Any:
+        def run(part: CachedPlan, values: list[Any]) -> Any:
+            return self._run(part, self._turn.lease(wait=True), values, limit)
+
         if planned.update is None:
-            results = self._run_whole(planned, values)
+            results = run(planned, values)
             answer = planned.executor.step.captured.outputs.rebuild(results)
         else:
-            answer = run_micro_batches(planned, planned.update, values, self._run_whole)
+            answer = run_micro_batches(planned, planned.update, values, run)
         optimizer = self._request.optimizer
         if optimizer is not None:
             torch_compat.note_optimizer_stepped(optimizer)
             torch_compat.run_optimizer_post_hooks(optimizer)
         return answer
 
-    def _run_whole(self, planned: CachedPlan, values: list[Any]) -> Any:
-        return self._run(planned, self._turn.lease(wait=True), values)
-
-    def _infer(self, planned: CachedPlan, values: list[Any]) -> Any:
-        results = self._run(planned, self._lease(), values)
+    def _infer(self, planned: CachedPlan, values: list[Any], limit: TimeLimit) -> Any:
+        results = self._run(planned, self._lease(), values, limit)
         return planned.executor.step.captured.outputs.rebuild(results)
 
     @staticmethod
-    def _run(planned: CachedPlan, lease: Lease | None, values: list[Any]) -> Any:
+    def _run(planned: CachedPlan, lease: Lease | None, values: list[Any], limit: TimeLimit) -> Any:
         if planned.graphed is not None:
-            return planned.graphed.run(lease, values)
-        return planned.executor.start(lease).run_phase(0, values)
+            return planned.graphed.run(lease, values, limit)
+        return planned.executor.start(lease, limit).run_phase(0, values)
 
     def _differentiate(
         self, planned: CachedPlan, executor: Executor, values: list[Any], sees_gradients: bool
     ) -> Any:
-        plans = self._plans
+        cache = self._plans.cache
 
         def note_backward(strides: Strides, suited: GradientsInBuffer) -> None:
-            plans.note_gradient_strides(planned, strides)
+            cache.note_gradient_strides(planned, strides)
             planned.suited[sees_gradients] = suited
 
+        # Its backward, after which the step may be planned again, is a call of its own.
         run = executor.start(self._lease())
         running = Pass(run, values, note_backward)
         results = PlannedFunction.apply(running, *running.differentiable())  # type: ignore[no-untyped-call]
@@ -301,29 +191,29 @@ class PlannedModule(nn.Module):
     @property
     def plan(self) -> Plan:
         """The plan of the last kind of call: with workspaces from the second call on."""
-        return self._current.plan
+        return self._plans.current.plan
 
     @property
     def graph_module(self) -> fx.GraphModule:
         """The reordered graph in force, of forward alone in the caller's own loop; print its ``code``."""
-        return self._current.executor.step.emitted.phases[0]
+        return self._plans.current.executor.step.emitted.phases[0]
 
     @property
     def stats(self) -> StepStats:
         """The statistics of all calls so far."""
-        current = self._current
+        current = self._plans.current
         return StepStats(
             binding=current.executor.step.binding,
             counts=current.counts,
             outside_log=current.outside_log,
             graph_modules=current.graph_modules,
-            graphed=self._current.graphed,
-            replans=self._replans,
+            graphed=current.graphed,
+            replans=self._plans.replans,
             stock_runs=self._stock_runs,
-            eager_runs=self._new_kinds.eager_calls,
+            eager_runs=self._plans.new_kinds.eager_calls,
             is_busy=self._turn.is_taken,
-            cached_plans=len(self._plans),
-            cache_size_limit=self._plans.limit,
+            cached_plans=len(self._plans.cache),
+            cache_size_limit=self._plans.cache.limit,
         )
 
     def replan(self) -> None:
@@ -333,8 +223,7 @@ class PlannedModule(nn.Module):
         library's code reads.
         """
         with self._lock:
-            self._plans.clear()
-            self._new_kinds.forget()
+            self._plans.forget()
 
     def poison(self, byte: int = 0xFF) -> None:
         """Overwrite the buffers that are free between two calls; the next call must not notice.
@@ -347,7 +236,7 @@ class PlannedModule(nn.Module):
         """
         if self._turn.is_taken:
             raise StepModeError("the buffer holds activations that a backward still needs")
-        pool_of(self._current.executor.step.captured.device).poison(byte)
+        pool_of(self._plans.current.executor.step.captured.device).poison(byte)
 
     def report(self, eager: Recording | None = None) -> StepReport:
         """Compare the plan with eager and say how the last call was served; tables when printed.
@@ -362,8 +251,8 @@ class PlannedModule(nn.Module):
         Raises:
             RecordingError: if nothing was recorded.
         """
-        steps = self._current.steps
-        inputs = pytree.tree_map_only(TensorSpec, _on_meta, self._current.example)
+        steps = self._plans.current.steps
+        inputs = pytree.tree_map_only(TensorSpec, _on_meta, self._plans.current.example)
         request = replace(self._request, inputs=inputs, mode=steps[0].captured.mode)
         return report_on(steps, self.plan, request, self.stats, eager)
 
@@ -425,14 +314,6 @@ def _has_gradient(captured: CapturedStep, values: Sequence[Any]) -> bool:
         if values[index].is_leaf and values[index].grad is not None:
             return True
     return False
-
-
-def _settled_text(model: str, why: str) -> str:
-    return (
-        f"most calls of {model} run in eager, since they keep changing: {why}. Give it inputs of a few sizes "
-        "(pad them, or sort them into buckets), and keep what changes at every call in a tensor: an input or "
-        "a buffer, which a plan reads anew"
-    )
 
 
 def _remade(request: StepRequest, example: Any) -> PlannedModule:
