@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import fx
 
-from olla_fx import operators
+from olla_fx import operators, torch_compat
 from olla_fx.capture import CapturedStep, Mode
+from olla_fx.fx_graph import IN_BACKWARD, RECOMPUTED
 from olla_fx.passes.boundary import mark_boundary
 from olla_fx.passes.cleanup import (
     drop_dead_copies,
@@ -21,15 +22,18 @@ from olla_fx.torch_compat import OpOverload, schema_of
 
 __all__ = ["run_passes"]
 
+_KEPT = frozenset({"val", IN_BACKWARD, RECOMPUTED})
+
 
 def run_passes(captured: CapturedStep) -> fx.GraphModule:
     """Run all passes on a copy of the captured graph.
 
     Returns:
-        The new graph, every node with its fake value in ``meta["val"]``.
+        The new graph, every node with its fake value in ``meta["val"]``, and of what else was noted of
+        it what later stages read.
     """
-    graph_module = fx.GraphModule(captured.graph_module, _copy_of(captured.graph_module.graph))
-    graph = graph_module.graph
+    graph = _copy_of(captured.graph_module.graph)
+    graph_module = torch_compat.lazy_graph_module(captured.graph_module, graph)
     drop_output_copies(graph)
     use_scalars_directly(graph, captured.inputs)
     drop_identities(graph)
@@ -38,14 +42,13 @@ def run_passes(captured: CapturedStep) -> fx.GraphModule:
         split_dropout_backward(graph)
     reinplace_updates(graph)
     graph.eliminate_dead_code(_has_effect)
-    graph_module.recompile()
     propagate_fake_tensors(graph_module, captured.inputs, captured.device)
     if captured.mode is Mode.AUTOGRAD and mark_boundary(graph, captured.inputs, captured.outputs.results):
-        graph_module.recompile()
         propagate_fake_tensors(graph_module, captured.inputs, captured.device)
     reinplace(graph)
-    graph_module.recompile()
     propagate_fake_tensors(graph_module, captured.inputs, captured.device)
+    for node in graph.nodes:
+        node.meta = {key: value for key, value in node.meta.items() if key in _KEPT}
     return graph_module
 
 

@@ -36,6 +36,7 @@ from olla_fx.run.recording import (
     problem_with_workspaces,
     read_recording,
 )
+from olla_solvers.freed_memory import return_freed_memory
 
 MOST_RECORDINGS = 4
 """A step whose requests change from run to run is recorded so often, and then left as it is."""
@@ -200,6 +201,7 @@ class Executor:
         self.step = self._compiled(record, gradients)
         self._requests = planned_requests(self.step.plan.problem, self.step.plan.memory, record)
         self._pool.want(self, self.step.plan.buffer_bytes)
+        return_freed_memory()
 
 
 class Run:
@@ -246,7 +248,7 @@ class Run:
         """
         try:
             with torch.no_grad(), _without_autocast(self.step.captured.device.type):
-                results = self._run(index, arguments, last or index + 1 < len(self.step.emitted.phases))
+                results = self._run(index, arguments, last or index + 1 < len(self.step.emitted.functions))
             if last and self.arena is not None:
                 self._executor.end(self)
         except BaseException:
@@ -274,7 +276,8 @@ class Run:
 
     def _record(self, arena: Arena, index: int, arguments: Sequence[Any]) -> Any:
         """Run a phase operator by operator; note every request and where each result is."""
-        phase = self.step.emitted.phases[index]
+        # Written for this run alone: the plan that follows has no use for it.
+        phase = self.step.emitted.write()[index]
         timesteps = {name: timestep for timestep, name in enumerate(self.step.plan.order)}
         operators = {
             node: timesteps[node.meta["operator"]] for node in phase.graph.nodes if "operator" in node.meta
