@@ -76,6 +76,7 @@ class Executor:
         self.counts = RunCounts()
         self.outside_log: tuple[str, ...] = ()
         self.leaves_stuck_gradients = False
+        self._is_new = True
         self._pool.want(self, step.plan.buffer_bytes)
 
     def planned_for(self, gradients: GradientsInBuffer) -> Executor:
@@ -113,6 +114,10 @@ class Executor:
         Raises:
             BufferMemoryError: if the device has not enough memory for the buffer.
         """
+        if self._is_new:
+            # Only now is all that planning and the recorded run needed gone, and the buffer is not there yet.
+            return_freed_memory()
+            self._is_new = False
         # A graph that the caller captures would hold on to the buffer's addresses unknown to it.
         in_buffer = self.step.binding is Binding.BUFFER and not torch_compat.captures_current_stream()
         if lease is None or not in_buffer:
@@ -201,7 +206,7 @@ class Executor:
         self.step = self._compiled(record, gradients)
         self._requests = planned_requests(self.step.plan.problem, self.step.plan.memory, record)
         self._pool.want(self, self.step.plan.buffer_bytes)
-        return_freed_memory()
+        self._is_new = True
 
 
 class Run:
