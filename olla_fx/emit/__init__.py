@@ -39,7 +39,7 @@ class EmittedStep:
     def phases(self) -> tuple[fx.GraphModule, ...]:
         """The graph of each phase, written anew when it is first asked for.
 
-        Functions alone run a step, and a graph takes ten times their memory.
+        Functions alone run a step, and a graph takes several times their memory.
         """
         return self.write()
 
