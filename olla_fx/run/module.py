@@ -46,6 +46,7 @@ from olla_fx.run.pool import Lease, Turn, pool_of
 from olla_fx.run.stats import StepReport, StepStats, report_on
 from olla_fx.time_limit import TimeLimit
 from olla_fx.torch_compat import pytree
+from olla_solvers.effort.freed_memory import return_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -161,6 +162,9 @@ class PlannedModule(nn.Module):
         captured = step.captured
         if request.options.cuda_graph:
             check_graph_request(request, captured.device)
+        # It is compiled: what was captured of it is not needed again.
+        captured = replace(captured, update=None)
+        step = replace(step, captured=captured)
         example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)
         own = self._request
         prologue = Prologue(
@@ -177,6 +181,7 @@ class PlannedModule(nn.Module):
             executor, graphed = self._runners(update)
             planned = replace(planned, update=replace(planned, executor=executor, graphed=graphed))
         self._plans.add(planned)
+        return_freed_memory()
         return planned
 
     def _runners(self, step: CompiledStep) -> tuple[Executor, GraphedStep | None]:
