@@ -27,6 +27,7 @@ from olla_fx.run.new_kinds import NewKinds
 from olla_fx.run.plan_cache import CachedPlan, PlanCache
 from olla_fx.time_limit import TimeLimit
 from olla_fx.torch_compat import pytree
+from olla_solvers.effort.freed_memory import return_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +150,8 @@ class Plans:
         step, update = compile_step(CompileRequest(request, limit=limit, start=start))
         if own.options.cuda_graph:
             check_graph_request(request, step.captured.device)
+        # It is compiled: what was captured of it is not needed again.
+        step = replace(step, captured=replace(step.captured, update=None))
         prologue = Prologue(
             step.captured,
             own.model,
@@ -164,6 +167,7 @@ class Plans:
             executor, graphed = self._runners(update)
             planned = replace(planned, update=replace(planned, executor=executor, graphed=graphed))
         self.cache.add(planned)
+        return_freed_memory()
         return planned
 
     def _runners(self, step: CompiledStep) -> tuple[Executor, GraphedStep | None]:
