@@ -7,6 +7,8 @@ though its fake form makes two: here they are one result.
 **Grouped products** (mixtures of experts). Their fake form has the checks of the CUDA kernel, which takes
 bfloat16 alone, and refuses what the CPU's kernel computes.
 
+**Nonzero.** The number of its results depends on data; here it is an argument, asked for before a call.
+
 These run the operators of ATen, so that the bits are eager's. Two more read and set the state of a device's
 random generator, by which a graph draws a second time what it drew before.
 """
@@ -79,6 +81,24 @@ def _fake_grouped_mm(
 grouped_mm = _define(
     "grouped_mm", aten._grouped_mm.default, aten._grouped_mm.default, _fake_grouped_mm, "Tensor"
 )
+
+
+def _nonzero_sized(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    found: torch.Tensor = aten.nonzero.default(tensor)
+    if found.shape[0] != count:
+        raise RuntimeError(f"a mask has {found.shape[0]} ones, and the step was captured for {count}")
+    return found
+
+
+def _fake_nonzero_sized(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    # The kernels write each dimension's positions in a row.
+    return tensor.new_empty_strided((count, tensor.dim()), (1, count), dtype=torch.int64)
+
+
+_library.define("nonzero_sized(Tensor self, SymInt count) -> Tensor")  # type: ignore[no-untyped-call]
+_library.impl("nonzero_sized", _nonzero_sized, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("olla_fx::nonzero_sized", _fake_nonzero_sized, lib=_library)
+nonzero_sized = torch.ops.olla_fx.nonzero_sized.default
 
 
 def _define_generator_operator(

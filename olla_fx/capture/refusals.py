@@ -17,6 +17,13 @@ from torch import fx, nn
 from olla_fx import torch_compat
 from olla_fx.errors import CaptureError
 
+REWRITE = "Rewrite that part with torch.where or fixed shapes"
+"""What to do about control flow that depends on data."""
+
+
+class DependsOnValuesError(CaptureError):
+    """Control flow or a shape depends on values that nobody knows before a call."""
+
 
 def refuse_effects(graph_module: fx.GraphModule, expected: int) -> None:
     """Refuse operators that AOTAutograd keeps in order by tokens: prints, checks that raise."""
@@ -142,15 +149,21 @@ def explained(model: nn.Module) -> Iterator[None]:
                 "far, which a captured step would bake. Give it a number as momentum; update_bn of "
                 "torch.optim.swa_utils works on an AveragedModel of the model, not of a planned one"
             ) from error
-        raise CaptureError(
-            f"{name} has control flow or shapes that depend on the values of its tensors, so no one graph "
-            f"describes its step{_where(error)}: {_first_line(error)}. {_advice(model, error)}"
+        raise DependsOnValuesError(
+            f"{name} has control flow or shapes that depend on the values of its tensors, and these not on "
+            f"its inputs alone, so no one graph describes its step{_where(error)}. {_advice(model, error)}"
         ) from error
     except Exception as error:
         if isinstance(error, AssertionError) and "functional graph" in str(error):
             raise CaptureError(
                 f"{name} writes to a tensor that is no parameter, buffer or attribute of a module (one in a "
                 "list or dict, say): register it with register_buffer"
+            ) from error
+        if any(frame.name == "pack_padded_sequence" for frame in traceback.extract_tb(error.__traceback__)):
+            raise CaptureError(
+                f"{name} packs sequences{_where(error)}: the C++ code of pack_padded_sequence and of packed "
+                "recurrent layers reads the lengths, for which a graph is not asked. Hand the layers padded "
+                "sequences and mask or gather their outputs, or leave them in eager"
             ) from error
         if "Attempted to set the storage" in str(error):
             raise CaptureError(
@@ -190,7 +203,7 @@ def _advice(model: nn.Module, error: Exception) -> str:
             "transformers looks into position_ids and into a mask of two dimensions: leave them out, or give "
             "attention_mask as booleans of shape [batch, 1, queries, keys], with what is causal in it"
         )
-    return "Rewrite that part with torch.where or fixed shapes"
+    return REWRITE
 
 
 def _where(error: Exception) -> str:

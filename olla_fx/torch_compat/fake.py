@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor as _fake_tensor
+from torch._subclasses import functional_tensor as _functional_tensor
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
+
+from olla_fx.torch_compat.patches import PATCHING
 
 DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...] = (
     _symbolic_shapes.GuardOnDataDependentSymNode,
@@ -21,9 +24,40 @@ DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...] = (
 
 def new_fake_mode() -> Any:
     """Return a ``FakeTensorMode`` in which ``.item()`` gives a symbolic number instead of an error."""
-    return _fake_tensor.FakeTensorMode(
-        allow_non_fake_inputs=True, shape_env=_symbolic_shapes.ShapeEnv(allow_scalar_outputs=True)
-    )
+    shape_env = _symbolic_shapes.ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=False)
+    return _fake_tensor.FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env)
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor holds values, as fake tensors and those on the meta device do not."""
+    return not tensor.is_meta and not isinstance(tensor, _fake_tensor.FakeTensor)
+
+
+@contextlib.contextmanager
+def lists_read_by(read: Callable[[torch.Tensor], Any]) -> Iterator[None]:
+    """Let ``tolist`` of traced tensors, which no mode sees, ask a function first.
+
+    Args:
+        read: returns the list, or ``NotImplemented``.
+    """
+    kinds: tuple[Any, ...] = (_fake_tensor.FakeTensor, _functional_tensor.FunctionalTensor)
+
+    def replacement(original: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        def tolist(tensor: torch.Tensor) -> Any:
+            answer = read(tensor)
+            return original(tensor) if answer is NotImplemented else answer
+
+        return tolist
+
+    with PATCHING:
+        saved = [kind.tolist for kind in kinds]
+        try:
+            for kind, original in zip(kinds, saved, strict=True):
+                kind.tolist = replacement(original)
+            yield
+        finally:
+            for kind, original in zip(kinds, saved, strict=True):
+                kind.tolist = original
 
 
 @contextlib.contextmanager
@@ -39,6 +73,11 @@ def quiet_fake_tensors() -> Iterator[None]:
         yield
     finally:
         log.removeFilter(is_news)
+
+
+def has_open_sizes(value: object) -> bool:
+    """Return True if a tensor's sizes, strides or offset depend on numbers that nobody knows."""
+    return isinstance(value, torch.Tensor) and bool(_symbolic_shapes.free_unbacked_symbols(value))
 
 
 def assume_sign(number: Any, *, positive: bool) -> None:
