@@ -15,6 +15,7 @@ from torch import nn
 from olla_fx.capture import Mode, StepRequest
 from olla_fx.capture.eager import follow_eager
 from olla_fx.capture.optimizer import warn_about_fused
+from olla_fx.capture.questions import known_answers
 from olla_fx.compile import CompileRequest, compile_step, compile_update, plan_of
 from olla_fx.errors import CaptureError
 from olla_fx.options import Options, changed_options
@@ -104,7 +105,8 @@ def plan(
     compile_request = CompileRequest(request, runs=False)
     step = compile_step(compile_request)
     planned = plan_of(step, compile_update(compile_request, step))
-    return replace(planned, baseline=follow_eager(request).baseline()) if baseline else planned
+    answered = replace(request, answers=known_answers(step.captured.questions))
+    return replace(planned, baseline=follow_eager(answered).baseline()) if baseline else planned
 
 
 def _request(

@@ -13,6 +13,7 @@ that there is: it is asked for like any other, and the operator becomes one of a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -57,17 +58,17 @@ class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # None for a tensor that a recipe's tensor lies in memory with, but that has none: a write counts.
         self._recipes = torch_compat.tensor_dictionary()
         self._storages: set[int] = set()
-        self._reads_lists = torch_compat.lists_read_by(self._list_of)
+        self._contexts = contextlib.ExitStack()
 
     def __enter__(self) -> Any:
         """Switch the mode on."""
-        self._reads_lists.__enter__()
+        self._contexts.enter_context(torch_compat.lists_read_by(self._list_of))
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         """Switch the mode off."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._reads_lists.__exit__(*error)
+        self._contexts.close()
 
     def give(self, inputs: Sequence[torch.Tensor]) -> None:
         """Tell which tensors are the caller's, in order, of one micro-batch if there are several."""

@@ -72,8 +72,9 @@ def _expanded(
             results.append(index)
             continue
         first = len(results)
-        if not index.dim() or tensor.shape[first : first + index.dim()] != index.shape:
-            return None  # the operator itself says what is wrong
+        masked = tensor.shape[first : first + index.dim()]
+        if masked != index.shape:
+            raise IndexError(f"a mask of shape {list(index.shape)} is laid over dimensions {list(masked)}")
         positions = _positions(index, index, tracer)
         if positions is None:
             return None

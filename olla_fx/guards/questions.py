@@ -30,11 +30,30 @@ _MOST_ELEMENTS_KEPT = 1 << 16
 _UNSPOKEN = frozenset(("detach", "alias", "_local_scalar_dense", "tolist", "clone"))
 """Operators that say nothing about a question."""
 
-_METHODS: dict[Any, Callable[..., Any]] = {
+_QUICK: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense.default: torch.Tensor.item,
     aten.equal.default: torch.equal,
+    **{
+        getattr(getattr(aten, name), overload): getattr(torch, name)
+        for name in (
+            "all",
+            "any",
+            "sum",
+            "count_nonzero",
+            "eq",
+            "ne",
+            "gt",
+            "lt",
+            "ge",
+            "le",
+            "cumsum",
+            "sub",
+        )
+        for overload in getattr(aten, name).overloads()
+        if overload in ("default", "dim", "dim_IntList", "Scalar", "Tensor")
+    },
 }
-"""Python's own functions for operators, which are called faster."""
+"""PyTorch's functions for operators, of the same arguments, which are called faster."""
 
 
 @dataclass(frozen=True)
@@ -235,9 +254,11 @@ class _Writer:
         return None if is_large else self._object(value)
 
     def _call(self, recipe: Recipe) -> str:
-        function = _METHODS.get(recipe.operator)
-        name = self._object(function or torch_compat.direct_call(recipe.operator))
         args, kwargs = recipe.arguments
+        function = _QUICK.get(recipe.operator) or torch_compat.direct_call(recipe.operator)
+        if recipe.operator is aten._to_copy.default and kwargs.keys() == {"dtype"}:
+            function = torch.Tensor.to
+        name = self._object(function)
         texts = [self._argument(argument) for argument in args]
         texts += [f"{key}={self._argument(argument)}" for key, argument in kwargs.items()]
         return f"{name}({', '.join(texts)})"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import fx, nn
 from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Mode, StepRequest, TensorSpec
 from olla_fx.capture import optimizer as optimizers
+from olla_fx.capture.questions import known_answers
 from olla_fx.compile import CompiledStep, CompileRequest, compile_step, compile_update
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.eager.record import Recording
@@ -74,7 +75,7 @@ class PlannedModule(nn.Module):
         self.training = model.training
         # Kinds of the example, not the example: a batch is large.
         self._example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)
-        self._request = replace(request, inputs=())
+        self._request = replace(request, inputs=(), answers={})
         self._lock = threading.RLock()
         self._turn = Turn()
         self._replans = 0
@@ -83,6 +84,7 @@ class PlannedModule(nn.Module):
             request = replace(request, mode=call_kind(model, request.mode, request.inputs)[0])
         key, _ = call_key(self._request.mode, request.inputs)
         self._current = self._plan_step(key, request)
+        self._answers = known_answers(self._current.executor.step.captured.questions)
         # Not as a child module: that would change the keys of state_dict. Last, since from here on
         # attributes that the model has are set there.
         object.__setattr__(self, "_model", model)
@@ -294,7 +296,9 @@ class PlannedModule(nn.Module):
         """
         steps = self._current.steps
         inputs = pytree.tree_map_only(TensorSpec, _on_meta, self._current.example)
-        request = replace(self._request, inputs=inputs, mode=steps[0].captured.mode)
+        captured = steps[0].captured
+        answers = known_answers(captured.questions)
+        request = replace(self._request, inputs=inputs, mode=captured.mode, answers=answers)
         return report_on(steps, self.plan, request, self.stats, eager)
 
     def __getattr__(self, name: str) -> Any:
@@ -320,7 +324,7 @@ class PlannedModule(nn.Module):
         old = self._request
         model, loss_fn, optimizer = copy.deepcopy((old.model, old.loss_fn, old.optimizer), memo)
         request = replace(old, model=model, loss_fn=loss_fn, optimizer=optimizer)
-        remade = _remade(request, self._example)
+        remade = _remade(request, self._example, self._answers)
         memo[id(self)] = remade
         remade.__dict__.update(copy.deepcopy(carried(self), memo))
         return remade
@@ -328,7 +332,7 @@ class PlannedModule(nn.Module):
     def __reduce__(self) -> Any:
         """Pickle model, loss, optimizer and options; plans are made again, or found on disk."""
         refuse_unnamed(self._request.loss_fn)
-        return _remade, (self._request, self._example), carried(self)
+        return _remade, (self._request, self._example, self._answers), carried(self)
 
     def train(self, mode: bool = True) -> PlannedModule:
         """Set the model's training flag; see ``nn.Module.train``."""
@@ -357,10 +361,11 @@ def _has_gradient(captured: CapturedStep, values: Sequence[Any]) -> bool:
     return False
 
 
-def _remade(request: StepRequest, example: Any) -> PlannedModule:
-    """Make a planned module from the kinds of its example's tensors."""
-    inputs = pytree.tree_map_only(TensorSpec, _stand_in, example)
-    return PlannedModule(replace(request, inputs=inputs))
+def _remade(request: StepRequest, example: Any, answers: Mapping[str, Any]) -> PlannedModule:
+    """Make a planned module from the kinds of its example's tensors and the answers that these gave."""
+    with torch_compat.new_fake_mode():
+        inputs = pytree.tree_map_only(TensorSpec, _stand_in, example)
+    return PlannedModule(replace(request, inputs=inputs, answers=answers))
 
 
 def _on_meta(spec: TensorSpec) -> torch.Tensor:
