@@ -14,7 +14,8 @@ that there is: it is asked for like any other, and the operator becomes one of a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,12 +24,13 @@ import torch
 from olla_fx import operators, torch_compat
 from olla_fx.capture.known_sizes import of_known_size
 from olla_fx.capture.questions import Questions
-from olla_fx.guards import GivenInput, Recipe
+from olla_fx.guards import Comparison, GivenInput, Recipe
 from olla_fx.torch_compat import TorchDispatchMode, pytree, schema_of
 
 aten = torch.ops.aten
 _MAX_ELEMENTS = 1 << 22
 _MAX_DEPTH = 64
+_MAX_NUMBERS = 256
 # Operators by which Python reads values of tensors.
 _READS = frozenset({aten._local_scalar_dense.default, aten.equal.default})
 # Of these the ones that give truth values, whatever they read.
@@ -92,6 +94,8 @@ class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operator, arguments = of_known_size(func, arguments, self)
         results = self.run(operator, *arguments)
         self._forget_written(func, arguments)
+        if func is aten._local_scalar_dense.default and isinstance(recipe, Recipe):
+            torch_compat.answer_comparisons(results, functools.partial(self._compare, recipe))
         if recipe is not None or (func.is_view and args[0] in self._recipes):
             for index, leaf in enumerate(pytree.tree_leaves(results)):
                 if isinstance(leaf, torch.Tensor):
@@ -116,6 +120,10 @@ class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         number = Recipe(aten._local_scalar_dense.default, ((recipe,), {}), depth=recipe.depth + 1)
         return int(self._questions.answer(number))
+
+    def _compare(self, number: Recipe, relation: Callable[..., bool], constant: float) -> bool:
+        comparison = Comparison(relation, constant)
+        return bool(self._questions.answer(Recipe(comparison, ((number,), {}), depth=number.depth + 1)))
 
     def _list_of(self, tensor: torch.Tensor) -> Any:
         recipe = self._recipes.get(tensor)
@@ -147,6 +155,8 @@ class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the recipe of an operator's first result; None if an argument has none."""
         if schema_of(operator).is_mutable or not _is_deterministic(operator) or _nests_results(operator):
             return None
+        if operator is aten.lift_fresh.default:
+            return _recipe_of_new(arguments[0][0])
         leaves, spec = pytree.tree_flatten(arguments)
         sources: list[Any] = []
         depth = 0
@@ -195,6 +205,19 @@ def _written_tensors(operator: Any, arguments: tuple[Any, dict[str, Any]]) -> li
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
     return [leaf for leaf in pytree.tree_leaves(written) if isinstance(leaf, torch.Tensor)]
+
+
+def _recipe_of_new(tensor: torch.Tensor) -> Recipe | None:
+    """Return the recipe of a tensor that Python has just made of numbers; None for a large one."""
+    if (
+        type(tensor) is not torch.Tensor
+        or not torch_compat.has_values(tensor)
+        or tensor.numel() > _MAX_NUMBERS
+    ):
+        return None
+    with torch_compat.real_tensors():
+        numbers = tensor.tolist()
+    return Recipe(torch.tensor, ((numbers,), {"dtype": tensor.dtype, "device": tensor.device}))
 
 
 def _recipe_like(tensor: torch.Tensor) -> Recipe | None:

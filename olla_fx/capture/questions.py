@@ -12,11 +12,10 @@ are known from an earlier capture.
 
 from __future__ import annotations
 
+import inspect
 import linecache
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -123,7 +122,7 @@ def known_answers(questions: tuple[Question, ...]) -> Mapping[str, Any]:
 
 def place_of_question() -> str:
     """Return the innermost line on the stack that is neither torch's nor ours; empty without one."""
-    frame: FrameType | None = sys._getframe()
+    frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(_OWN_FOLDERS):
         frame = frame.f_back
     if frame is None:

@@ -75,7 +75,7 @@ def _has_open_sizes(graph_module: fx.GraphModule) -> bool:
 def _captured(request: StepRequest, questions: Questions) -> CapturedStep:
     tracing, graph_module = _trace(request, frozenset(), questions)
     if tracing.without_gradient:
-        _refuse_lost_gradients(request, tracing.without_gradient)
+        _refuse_lost_gradients(request, tracing.without_gradient, questions)
     if tracing.without_gradient and request.mode is Mode.TRAINING:
         tracing, graph_module = _trace(request, frozenset(tracing.without_gradient), questions)
     if tracing.outputs is None:
@@ -170,13 +170,13 @@ def _tangents_of_gradients(graph_module: fx.GraphModule, tracing: Tracing) -> tu
     return tuple(reached[gradient] for gradient in results[len(results) - len(tracing.gradients) :])
 
 
-def _refuse_lost_gradients(request: StepRequest, without: Sequence[str]) -> None:
+def _refuse_lost_gradients(request: StepRequest, without: Sequence[str], questions: Questions) -> None:
     """Refuse a step if eager's ``backward`` reaches a parameter that capturing leaves without a gradient.
 
     Reentrant checkpointing differentiates inside a backward node, which ``torch.autograd.grad`` does
     not see: the parameters under it would silently stop learning.
     """
-    eager = FakeStep(request)
+    eager = FakeStep(request, questions=questions)
     with explained(request.model), torch.random.fork_rng(devices=[]):
         eager.backward()
     lost = sorted(name for name in without if eager.parameters[name].grad is not None)

@@ -12,13 +12,14 @@ from olla_fx.guards.inputs import (
 )
 from olla_fx.guards.optimizer import OptimizerLayout, ScalarSlot, TensorHyperparameter
 from olla_fx.guards.prologue import Mismatch, Prologue
-from olla_fx.guards.questions import GivenInput, Question, QuestionGuard, Recipe
+from olla_fx.guards.questions import Comparison, GivenInput, Question, QuestionGuard, Recipe
 from olla_fx.guards.reads import MODULE_TABLES, Reads
 
 __all__ = [
     "MODULE_TABLES",
     "WANTS_GRADIENT",
     "Assumptions",
+    "Comparison",
     "GivenInput",
     "Mismatch",
     "Mode",

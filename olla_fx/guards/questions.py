@@ -74,6 +74,28 @@ class GivenInput:
         return f"input {self.index}"
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Compares a number with a constant: the operator of a recipe.
+
+    Attributes:
+        relation: of :mod:`operator`, such as ``gt``.
+        constant: its right side.
+    """
+
+    relation: Callable[..., bool]
+    constant: float
+
+    @property
+    def __name__(self) -> str:
+        """Its words in a message."""
+        return f"{self.relation.__name__} {self.constant}"
+
+    def __call__(self, number: float) -> bool:
+        """Return True if a number is in this relation."""
+        return self.relation(number, self.constant)
+
+
 @dataclass(frozen=True, eq=False)
 class Recipe:
     """One result of an operator on inputs and constants.

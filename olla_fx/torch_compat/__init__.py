@@ -9,6 +9,7 @@ from olla_fx.torch_compat.cuda_memory import with_allocator_history
 from olla_fx.torch_compat.dynamo import not_compiled, run_unplanned
 from olla_fx.torch_compat.fake import (
     DATA_DEPENDENT_ERRORS,
+    answer_comparisons,
     assume_sign,
     has_open_sizes,
     has_values,
@@ -95,6 +96,7 @@ __all__ = [
     "UNINITIALIZED",
     "OpOverload",
     "TorchDispatchMode",
+    "answer_comparisons",
     "any_global_module_hooks",
     "any_tensor_hooks",
     "assume_sign",

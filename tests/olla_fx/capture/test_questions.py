@@ -51,11 +51,44 @@ def test_numbers_that_are_only_calculated_with_are_no_questions():
     assert step.questions == ()
 
 
-def test_a_number_that_decides_is_asked_for():
+COMPARED = {
+    "gt 4": lambda n: n > 4,
+    "lt 4": lambda n: 4 > n,
+    "le 5": lambda n: n <= 5,
+    "ge 4.5": lambda n: float(n) >= 4.5 if isinstance(n, int) else n >= 4.5,
+    "eq 5": lambda n: n == 5,
+    "ne 0": lambda n: bool(n),
+}
+
+
+@pytest.mark.parametrize("words", COMPARED)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_a_number_that_is_compared_with_a_constant_is_asked_for_that(words, dtype):
     def forward(self, x, lengths):
-        return x.exp() if lengths.sum().item() > 4 else x.sin()
+        number = lengths.sum().item()
+        return x.exp() * number if COMPARED[words](number) else x.sin() * number
+
+    if (words, dtype) in (("ge 4.5", torch.int64), ("ne 0", torch.float32)):
+        pytest.skip("becomes another number first")
+    for total in (5, 3, 0):
+        step = captured(forward, X, torch.tensor([total, 0], dtype=dtype))
+        ((said, answer),) = heard(step)
+        assert said.replace(".0", "") == f"input 1 → sum → {words}"
+        assert answer == COMPARED[words](total)
+
+
+def test_a_number_that_decides_otherwise_is_asked_for():
+    def forward(self, x, lengths):
+        return x.exp() if lengths.sum().item() % 2 else x.sin()
 
     assert heard(captured(forward, X, torch.tensor([3, 2]))) == [("input 1 → sum", 5)]
+    sized = captured(lambda self, x, lengths: x[:, : lengths.min().item()].exp(), X, torch.tensor([3, 2]))
+    assert heard(sized) == [("input 1 → min", 2)]
+
+
+def test_numbers_that_python_makes_tensors_of_are_constants():
+    step = captured(lambda self, x: x.exp() if (x > torch.tensor([0.5, 1.0, 2.0])).any() else x.sin())
+    assert heard(step) == [("input 0 → gt → any", True)]
 
 
 def test_lists_are_one_question():

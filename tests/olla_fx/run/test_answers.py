@@ -148,13 +148,24 @@ class Scaled(nn.Module):
 
     def forward(self, x):
         mean = x.mean().item()
-        return self.body(x) * mean if mean != 0.5 else self.body(x)
+        return self.body(x) * mean if int(1e6 * mean) % 2 else self.body(x)
 
 
 def test_answers_that_never_come_twice_make_no_more_plans_than_are_kept():
     batches = vectors(5)
     step = WholeStep(Scaled(), ADAMW, batches[0], cache_size_limit=3).run(batches).step
     assert step.stats.cached_plans == 3
+
+
+def test_numbers_that_are_compared_have_a_plan_for_each_truth_value():
+    class Compared(Choosing):
+        def forward(self, x):
+            total = x.sum().item()
+            return (self.positive(x) if total > 0 else self.negative(x)) * total
+
+    step = WholeStep(Compared(), ADAMW, signed(1)[0]).run(signed(6)).step
+    assert step.stats.cached_plans == 2
+    OwnLoop(Compared(), signed(1)[0][:1]).run(signed(6)).assert_served()
 
 
 def test_why_it_is_planned_again_is_logged(caplog):
