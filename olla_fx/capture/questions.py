@@ -3,7 +3,7 @@
 The traced tensors hold no values. A question whose recipe (:class:`olla_fx.guards.Recipe`) reads nothing but
 inputs is answered by computing it from the tensors of the example, which are only read. It is kept with its
 answer, in the order in which Python asked; a later one may exist only because of what was answered before.
-AOTAutograd traces a step twice and asks twice; a question is kept once.
+A step may run several times while it is captured (first for what it returns, say); a question is kept once.
 
 Where a step runs in micro-batches, each of them is asked, and all must give the same answer, since one graph
 serves them all. An example without values (fake tensors, or on the meta device) gives no answers, unless they

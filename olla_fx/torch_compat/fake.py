@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
 import logging
 import operator
 from collections.abc import Callable, Iterator
@@ -72,7 +73,23 @@ def answer_comparisons(number: Any, compare: Compare) -> None:
 
 def new_fake_mode() -> Any:
     """Return a ``FakeTensorMode`` in which ``.item()`` gives a symbolic number instead of an error."""
-    return _fake_tensor.FakeTensorMode(allow_non_fake_inputs=True, shape_env=_Numbers())
+    with _read_sources_forgotten():
+        return _fake_tensor.FakeTensorMode(allow_non_fake_inputs=True, shape_env=_Numbers())
+
+
+@contextlib.contextmanager
+def _read_sources_forgotten() -> Iterator[None]:
+    """Forget the files that are read meanwhile for the lines of a traceback.
+
+    A mode notes where it was made, and ``linecache`` keeps every file on the way, PyTorch's largest ones. It
+    reads them again if they are asked for.
+    """
+    before = set(linecache.cache)
+    try:
+        yield
+    finally:
+        for path in set(linecache.cache) - before:
+            linecache.cache.pop(path, None)
 
 
 def has_values(tensor: torch.Tensor) -> bool:

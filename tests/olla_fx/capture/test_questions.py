@@ -26,7 +26,7 @@ def heard(step: CapturedStep) -> list[tuple[str, object]]:
     return [(question.recipe.words, question.answer) for question in step.questions]
 
 
-def test_a_question_is_kept_once_although_tracing_asks_twice():
+def test_a_question_is_kept_once():
     step = captured(lambda self, x: x.exp() if (x > 0).all() and not (x > 0).all() else x.sin())
     assert heard(step) == [("input 0 → gt → all", False)]
 
