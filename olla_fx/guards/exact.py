@@ -80,6 +80,18 @@ class ExactComparison:
         """Return why the plan no longer fits; None while it does."""
         return self._first_change(*self._all_facts())
 
+    def changes(self) -> tuple[tuple[str, object], ...]:
+        """Return what differs from what the plan assumes: what is said of it, and what is there now."""
+        lost = self.lost()
+        if lost is not None:  # the other facts are of modules and tensors that are there
+            return ((lost, [Same(module) for module in self._present_modules().values()]),)
+        return tuple(
+            (reason, present)
+            for facts in self._all_facts()
+            for (reason, present), (_, planned) in zip(facts(), self._planned[facts], strict=False)
+            if present != planned
+        )
+
     def lost(self) -> str | None:
         """Return which module or tensor is gone, or has another place or kind; None if none is."""
         return self._first_change(self._structure, self._tensors)

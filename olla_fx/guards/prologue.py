@@ -133,6 +133,10 @@ class Prologue:
         self._generate(values)
         return values
 
+    def changes(self) -> tuple[tuple[str, object], ...]:
+        """Return what model and settings differ in from what the plan assumes."""
+        return self._exact.changes()
+
     def lost(self) -> str | None:
         """Return which module or tensor the model no longer has, so that the plan will never fit again."""
         return self._exact.lost()

@@ -14,6 +14,8 @@ from tests.olla_fx.comparisons import assert_same
 from tests.olla_fx.harness import CompiledLoop, OwnLoop, WholeStep, check_inference
 from tests.olla_fx.helpers import ADAMW, mlp, sgd, vectors
 
+PLANNED = {"solver": "none", "fallback": "raise"}
+
 
 class Choosing(nn.Module):
     """Runs one of two bodies, as an input says."""
@@ -157,6 +159,29 @@ def test_answers_that_never_come_twice_make_no_more_plans_than_are_kept():
     assert step.stats.cached_plans == 3
 
 
+def test_an_answer_is_planned_for_when_it_comes_again():
+    loop = OwnLoop(Choosing(), signed(1)[0][:1], fallback="eager")
+    kinds = []
+    for batch in signed(6):
+        loop.train(batch)
+        kinds.append((loop.step.stats.cached_plans, loop.step.stats.eager_runs))
+    assert kinds == [(1, 0), (1, 1), (1, 1), (2, 1), (2, 1), (2, 1)]
+
+
+def test_answers_that_never_come_twice_run_in_eager():
+    step = WholeStep(Scaled(), ADAMW, vectors(1)[0], fallback="eager")
+
+    def run():
+        for batch in vectors(24):
+            assert_same(step.train_eager(batch), step.step(*batch), "loss")
+
+    with pytest.warns(RuntimeWarning, match=r"keep changing: input 0 → mean is .*, and was "):
+        run()
+    step.compare()
+    assert step.step.stats.cached_plans == 1
+    assert step.step.stats.eager_runs == 23
+
+
 def test_numbers_that_are_compared_have_a_plan_for_each_truth_value():
     class Compared(Choosing):
         def forward(self, x):
@@ -170,7 +195,7 @@ def test_numbers_that_are_compared_have_a_plan_for_each_truth_value():
 
 def test_why_it_is_planned_again_is_logged(caplog):
     caplog.set_level("INFO", "olla_fx")
-    step = olla_fx.optimize(Choosing().eval(), signed(1)[0][:1], solver="none")
+    step = olla_fx.optimize(Choosing().eval(), signed(1)[0][:1], **PLANNED)
     step(signed(2)[1][0])
     assert "again: input 0 → sum → gt is True, and was False (run/test_answers.py" in caplog.text
 
@@ -188,7 +213,7 @@ def test_questions_in_micro_batches():
         loss_fn=F.cross_entropy,
         optimizer=optimizers[1],
         accumulation_steps=2,
-        solver="none",
+        **PLANNED,
     )
     for x, target in batches * 2:
         optimizers[0].zero_grad()
@@ -207,7 +232,7 @@ def test_questions_in_micro_batches():
 
 def test_copies_and_pickles_know_the_answers():
     batches = signed(4)
-    step = olla_fx.optimize(Choosing().eval(), batches[1][:1], solver="none")
+    step = olla_fx.optimize(Choosing().eval(), batches[1][:1], **PLANNED)
     for again in (copy.deepcopy(step), pickle.loads(pickle.dumps(step))):
         assert again.stats.cached_plans == 1
         for x, _ in batches:

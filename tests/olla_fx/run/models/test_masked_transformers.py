@@ -115,12 +115,12 @@ def own_loop(name: str, kernels: str, masks: list[str]) -> OwnLoopByName:
 def test_masks_that_change_in_a_whole_step(name):
     step = whole_step(name, "sdpa", ["ones", "right", "left", "ones", "right"]).step
     assert step.stats.cached_plans == 2
-    assert all(plan.executor.step.captured.questions for plan in step._plans._plans)
+    assert all(plan.executor.step.captured.questions for plan in step._plans.cache._plans)
 
 
 @pytest.mark.parametrize("name", ["t5", "whisper"])
 def test_no_mask(name):
-    assert whole_step(name, "sdpa", ["none"] * 3).step._current.executor.step.captured.questions == ()
+    assert whole_step(name, "sdpa", ["none"] * 3).step._plans.current.executor.step.captured.questions == ()
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
