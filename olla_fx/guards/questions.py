@@ -278,7 +278,7 @@ class _Writer:
     def _call(self, recipe: Recipe) -> str:
         args, kwargs = recipe.arguments
         function = _QUICK.get(recipe.operator) or torch_compat.direct_call(recipe.operator)
-        if recipe.operator is aten._to_copy.default and kwargs.keys() == {"dtype"}:
+        if recipe.operator is aten._to_copy.default and kwargs.keys() in ({"dtype"}, {"dtype", "device"}):
             function = torch.Tensor.to
         name = self._object(function)
         texts = [self._argument(argument) for argument in args]
