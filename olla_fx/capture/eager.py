@@ -143,7 +143,9 @@ class FakeStep:
 
     def backward(self) -> list[torch.Tensor]:
         """Run forward and backward only; return what the step returns."""
-        with self.fake_mode, self._folding([]) as folding, torch.enable_grad():
+        # Backward recomputes checkpoints, which ask again. Micro-batches are given one by one.
+        given = [] if self.request.mode is Mode.TRAINING else _tensors_in(self._inputs)
+        with self.fake_mode, self._folding(given) as folding, torch.enable_grad():
             if self.request.mode is Mode.AUTOGRAD:
                 outputs = self.forward()
                 # Autograd follows the model's own tensors among the outputs without the plan.

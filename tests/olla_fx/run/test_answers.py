@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import olla_fx
 from olla_fx import CaptureError
@@ -157,6 +158,29 @@ def test_answers_that_never_come_twice_make_no_more_plans_than_are_kept():
     batches = vectors(5)
     step = WholeStep(Scaled(), ADAMW, batches[0], cache_size_limit=3).run(batches).step
     assert step.stats.cached_plans == 3
+
+
+class Checkpointed(nn.Module):
+    """Asks within a checkpoint, whose recomputation asks again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.choosing, self.head = Choosing(), nn.Linear(3, 3)
+
+    def part(self, x):
+        positive = x > 0
+        return self.choosing(x) * positive.sum().item() + self.choosing(x)[positive.any(1)].sum()
+
+    def forward(self, x):
+        return self.head(checkpoint(self.part, x, use_reentrant=False))
+
+
+def test_questions_in_a_checkpoint():
+    step = WholeStep(Checkpointed(), ADAMW, signed(1)[0]).run(signed(4)).step
+    assert step.stats.cached_plans == 2
+    loop = OwnLoop(Checkpointed(), signed(1)[0][:1], ADAMW).run(signed(4))
+    loop.assert_served()
+    assert loop.step.report().plan.baseline is not None
 
 
 def test_an_answer_is_planned_for_when_it_comes_again():
