@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from olla_fx.errors import CaptureError
-from olla_fx.guards import Assumptions, Mode, Role, TensorSlot, step_modules
+from olla_fx.guards import Assumptions, Mode, Question, Role, TensorSlot, step_modules
 from olla_fx.options import Options
 from olla_fx.torch_compat import pytree
 
@@ -104,6 +104,7 @@ class CapturedStep(Assumptions):
         gradient_tangents: for each gradient, the tangents that it depends on.
         recomputed: how many operators are there a second time because the model checkpoints activations.
         micro_batches: how often it runs in a step, with one part of the batch after the other.
+        questions: what Python asked about the inputs' values, in order; the graph holds for these answers.
         update: the weight update that follows several micro-batches; it has the same placeholders.
     """
 
@@ -114,6 +115,7 @@ class CapturedStep(Assumptions):
     gradient_tangents: tuple[frozenset[int], ...]
     recomputed: int
     micro_batches: int = 1
+    questions: tuple[Question, ...] = ()
     update: CapturedStep | None = None
 
     @functools.cached_property
@@ -147,6 +149,8 @@ class StepRequest:
         options: how to plan and run it.
         tangent_strides: in the caller's own loop, the element strides of the tangents, in order; empty for
             those of the outputs that they belong to.
+        answers: what was answered to questions about inputs before, by the keys of their recipes, where the
+            inputs may have no values.
     """
 
     model: nn.Module
@@ -156,6 +160,7 @@ class StepRequest:
     optimizer: torch.optim.Optimizer | None = None
     options: Options = field(default_factory=Options)
     tangent_strides: tuple[tuple[int, ...], ...] = ()
+    answers: Mapping[str, Any] = field(default_factory=dict)
 
     def modules(self) -> dict[str, nn.Module]:
         """Return all modules that the step runs, by name."""

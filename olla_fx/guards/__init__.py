@@ -12,17 +12,23 @@ from olla_fx.guards.inputs import (
 )
 from olla_fx.guards.optimizer import OptimizerLayout, ScalarSlot, TensorHyperparameter
 from olla_fx.guards.prologue import Mismatch, Prologue
+from olla_fx.guards.questions import Comparison, GivenInput, Question, QuestionGuard, Recipe
 from olla_fx.guards.reads import MODULE_TABLES, Reads
 
 __all__ = [
     "MODULE_TABLES",
     "WANTS_GRADIENT",
     "Assumptions",
+    "Comparison",
+    "GivenInput",
     "Mismatch",
     "Mode",
     "OptimizerLayout",
     "Prologue",
+    "Question",
+    "QuestionGuard",
     "Reads",
+    "Recipe",
     "Role",
     "ScalarSlot",
     "StepInput",
