@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from olla_fx.errors import CaptureError
-from olla_fx.guards import Assumptions, Mode, Role, TensorSlot, step_modules
+from olla_fx.guards import Assumptions, Mode, NumberSlot, Role, TensorSlot, step_modules
 from olla_fx.options import Options
 from olla_fx.torch_compat import pytree
 
@@ -135,6 +135,21 @@ class CapturedStep(Assumptions):
 
 
 @dataclass(frozen=True)
+class LateRequest:
+    """Numbers that a step is to read at every call.
+
+    Attributes:
+        slots: where they are.
+        base: the same step, captured with some of them as constants: the two must be equal.
+        constants: these numbers as they were then, by name.
+    """
+
+    slots: tuple[NumberSlot, ...]
+    base: CapturedStep
+    constants: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class StepRequest:
     """A step that is to be captured.
 
@@ -147,6 +162,7 @@ class StepRequest:
         options: how to plan and run it.
         tangent_strides: in the caller's own loop, the element strides of the tangents, in order; empty for
             those of the outputs that they belong to.
+        late: numbers to bind late.
     """
 
     model: nn.Module
@@ -156,6 +172,7 @@ class StepRequest:
     optimizer: torch.optim.Optimizer | None = None
     options: Options = field(default_factory=Options)
     tangent_strides: tuple[tuple[int, ...], ...] = ()
+    late: LateRequest | None = None
 
     def modules(self) -> dict[str, nn.Module]:
         """Return all modules that the step runs, by name."""

@@ -10,6 +10,7 @@ from olla_fx.guards.inputs import (
     TensorSpec,
     step_modules,
 )
+from olla_fx.guards.numbers import LateBinding, NumberSlot
 from olla_fx.guards.optimizer import OptimizerLayout, ScalarSlot, TensorHyperparameter
 from olla_fx.guards.prologue import Mismatch, Prologue
 from olla_fx.guards.reads import MODULE_TABLES, Reads
@@ -18,8 +19,10 @@ __all__ = [
     "MODULE_TABLES",
     "WANTS_GRADIENT",
     "Assumptions",
+    "LateBinding",
     "Mismatch",
     "Mode",
+    "NumberSlot",
     "OptimizerLayout",
     "Prologue",
     "Reads",

@@ -22,7 +22,7 @@ from torch import fx, nn
 from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Mode, StepRequest, TensorSpec
 from olla_fx.capture import optimizer as optimizers
-from olla_fx.compile import CompiledStep, CompileRequest, compile_step
+from olla_fx.compile import CompiledStep, CompileRequest
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.eager.record import Recording
 from olla_fx.errors import StepModeError
@@ -39,6 +39,7 @@ from olla_fx.run.calls import (
 )
 from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
 from olla_fx.run.executor import Executor
+from olla_fx.run.late_numbers import LateNumbers
 from olla_fx.run.micro_batches import run_micro_batches
 from olla_fx.run.pickling import carried, refuse_unnamed
 from olla_fx.run.plan_cache import CachedPlan, PlanCache, Strides
@@ -69,6 +70,7 @@ class PlannedModule(nn.Module):
         """
         super().__init__()
         self._plans = PlanCache(request.options.cache_size_limit)
+        self._late_numbers = LateNumbers()
         model = request.model
         # The very dictionaries of the model: parameters, state_dict and .to() are the model's own.
         torch_compat.share_tables(self, model)
@@ -157,7 +159,8 @@ class PlannedModule(nn.Module):
         last = self.__dict__.get("_current")
         # The order of another size or state is a good one to begin with.
         start = None if last is None else last.executor.step.plan.order
-        step, update = compile_step(CompileRequest(request, limit=limit, start=start))
+        compile_request = CompileRequest(request, limit=limit, start=start)
+        step, update = self._late_numbers.compile(compile_request, self._plans.alike(key))
         captured = step.captured
         if request.options.cuda_graph:
             check_graph_request(request, captured.device)

@@ -158,7 +158,7 @@ class PlanCache:
         Raises:
             StepInputError: if an input cannot be used with the plan that fits.
         """
-        plans = [plan for plan in reversed(self._plans) if plan.key == key and self._has_layouts(plan)]
+        plans = self.alike(key)
         for plan in plans:
             values = plan.prologue.check(examples)
             if values is not None:
@@ -170,6 +170,10 @@ class PlanCache:
                 return self._used(plan), gathered
             reasons.setdefault(plan.kind, gathered.reason)
         return reasons
+
+    def alike(self, key: Hashable) -> list[CachedPlan]:
+        """Return the plans for calls with such inputs, the one used last first."""
+        return [plan for plan in reversed(self._plans) if plan.key == key and self._has_layouts(plan)]
 
     def _used(self, plan: CachedPlan) -> CachedPlan:
         self._plans.remove(plan)

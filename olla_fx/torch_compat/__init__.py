@@ -25,6 +25,7 @@ from olla_fx.torch_compat.hooks import (
     run_optimizer_post_hooks,
     tensor_hooks,
 )
+from olla_fx.torch_compat.late_numbers import Decision, Expression, LateNumbers
 from olla_fx.torch_compat.modules import (
     NORM_TYPE,
     children_of,
@@ -76,6 +77,9 @@ from olla_fx.torch_compat.versions import (
 
 __all__ = [
     "DATA_DEPENDENT_ERRORS",
+    "Decision",
+    "Expression",
+    "LateNumbers",
     "MODULE_HOOK_TABLES",
     "NEWEST_TESTED",
     "NORM_TYPE",
