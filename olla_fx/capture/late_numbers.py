@@ -1,10 +1,11 @@
 """Binds numbers of the user's late: they become inputs of the graph when they are seen to change.
 
-While the step is traced a symbolic number stands in the place of each, in the copies of model and loss or, where
-functions read it, in the very variable (it behaves as the number does, so other threads may read it). What code does
-with a symbolic number may differ from what it does with Python's: ``isinstance(number, float)`` is false. So the
-graph is kept only if it equals one that was captured with constants, for other values of the numbers, when these
-are filled in. A number that also reaches the graph in another way is found out by that, too.
+While the step is traced a symbolic number stands in the place of each, in the copies of model and loss or,
+where functions read it, in the very variable (it behaves as the number does, so other threads may read it).
+What code does with a symbolic number may differ from what it does with Python's: ``isinstance(number,
+float)`` is false. So the graph is kept only if it equals one that was captured with constants, for other
+values of the numbers, when these are filled in. A number that also reaches the graph in another way is
+found out by that, too.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class LateTracing:
         self._fake_mode = fake_mode
         self._numbers = LateNumbers(fake_mode.shape_env)
         copies = {id(module): model_copy.modules[name] for name, module in request.modules().items()}
-        self._roots = [root_in(slot.root, copies, request.loss_fn, model_copy.loss_fn) for slot in self._slots]
+        self._roots = [
+            root_in(slot.root, copies, request.loss_fn, model_copy.loss_fn) for slot in self._slots
+        ]
 
     def add_inputs(self, inputs: list[StepInput], arguments: list[torch.Tensor]) -> None:
         """Add a placeholder for each number, and its argument."""
@@ -96,7 +99,9 @@ class LateTracing:
         """Refuse numbers that the graph holds for some values of only."""
         if not self._slots:
             return
-        values = [leaf for node in graph_module.graph.nodes for leaf in pytree.tree_leaves(node.meta.get("val"))]
+        values = [
+            leaf for node in graph_module.graph.nodes for leaf in pytree.tree_leaves(node.meta.get("val"))
+        ]
         self._numbers.finish(values)
         if self._numbers.pinned:
             raise NumberNotLateError(self._pinned_names(), "its value decides a shape or an operator")

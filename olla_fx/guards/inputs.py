@@ -130,7 +130,7 @@ class StepInput:
     number: float = 0.5
 
     def stand_in(self, meta_as: torch.device) -> Any:
-        """Return a new value of this kind: of a micro-batch the first part of a batch, of a number that number.
+        """Return a new value of this kind: of a micro-batch a batch's first part, of a number the number.
 
         Args:
             meta_as: the device for a tensor that is planned on the meta device.

@@ -1,9 +1,9 @@
 """The Python numbers that a captured step read: where each is kept, and those that are bound late.
 
-A number that a loop changes (a loss's weight that is annealed, a temperature, a counter of steps) is kept in an
-attribute, in a closure's or a global variable, or in a dictionary, a list or an object in reach of one. A number
-that is *bound late* is read from there at every call and handed to the graph; only its type, and the decisions
-that the traced code took by it, are guarded.
+A number that a loop changes (a loss's weight that is annealed, a temperature, a counter of steps) is kept
+in an attribute, in a closure's or a global variable, or in a dictionary, a list or an object in reach of
+one. A number that is *bound late* is read from there at every call and handed to the graph; only its type,
+and the decisions that the traced code took by it, are guarded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from olla_fx.guards.snapshot import DEEPEST, snapshot_of, steps_of
 from olla_fx.torch_compat import Decision
 
 Step = tuple[str, Any]
-"""How one object leads to the next: ``field`` of its ``__dict__``, ``item``, ``cell`` or attribute, and the name."""
+"""How an object leads to another: ``field`` of its ``__dict__``, ``item``, ``cell`` or ``attribute``."""
 Place = tuple[int, Any]
 """What tells where a number is: the identity of the object that holds it, and the last step's name."""
 
@@ -110,9 +110,10 @@ class LateBinding:
     types: tuple[type, ...] = ()
     decisions: tuple[Decision, ...] = ()
 
-    def places(self) -> frozenset[Place | None]:
-        """Return where the numbers are now."""
-        return frozenset(slot.place() for slot in self.slots)
+    def places(self) -> frozenset[Place]:
+        """Return where the numbers are now; without those whose places are gone."""
+        places = (slot.place() for slot in self.slots)
+        return frozenset(place for place in places if place is not None)
 
     def gather(self) -> list[Any]:
         """Return the numbers."""
@@ -133,6 +134,10 @@ class LateBinding:
         return all(type(number) is kind and can_be_late(number) for number, kind in kinds) and not any(
             took_other(numbers, decision) for decision in self.decisions
         )
+
+
+NO_NUMBERS = LateBinding()
+"""Binds no number late."""
 
 
 def can_be_late(number: object) -> bool:
@@ -182,7 +187,7 @@ class NumberFinder:
             return snapshot_of(value, depth=depth)
         if id(value) in self._known:
             return self._known[id(value)]
-        described = []
+        described: list[tuple[Step, object]] = []
         for step, part in parts:
             named, there = f"{name}.{step[1]}".lstrip("."), (*path, step)
             if is_number(part) and step[0] in ("field", "item"):

@@ -28,7 +28,14 @@ from torch import fx, nn
 from olla_fx import torch_compat
 from olla_fx.guards import other_libraries
 from olla_fx.guards.inputs import Facts
-from olla_fx.guards.numbers import LateBinding, NumberFinder, NumberSlot, cell_or_globals, is_number
+from olla_fx.guards.numbers import (
+    NO_NUMBERS,
+    LateBinding,
+    NumberFinder,
+    NumberSlot,
+    cell_or_globals,
+    is_number,
+)
 from olla_fx.guards.snapshot import CONTAINERS, PLAIN, Same, snapshot_of
 
 MODULE_TABLES = (
@@ -120,7 +127,7 @@ class Reads:
 
     attributes: tuple[GuardedAttribute, ...]
     functions: tuple[tuple[str, object], ...]
-    late: LateBinding = LateBinding()
+    late: LateBinding = NO_NUMBERS
 
     @classmethod
     def of(

@@ -139,8 +139,8 @@ def steps_of(value: Any) -> list[tuple[tuple[str, Any], Any]] | None:
     """Return the parts of an object whose numbers may be replaced, each after the step that leads to it.
 
     Returns:
-        For each part ``field`` of the object's ``__dict__``, ``item`` or ``attribute``, with its name; None if the
-        object is not of such a kind.
+        For each part ``field`` of the object's ``__dict__``, ``item`` or ``attribute``, with its name; None
+        if the object is not of such a kind.
     """
     kind: Any = type(value)
     if issubclass(kind, _WITHOUT_PARTS):
@@ -150,7 +150,11 @@ def steps_of(value: Any) -> list[tuple[tuple[str, Any], Any]] | None:
     if issubclass(kind, dict):
         return [(("item", key), part) for key, part in value.items()] if all(map(_is_name, value)) else None
     if kind is list:
-        return [(("item", index), part) for index, part in enumerate(value)] if len(value) <= _LONGEST_LIST else None
+        return (
+            [(("item", index), part) for index, part in enumerate(value)]
+            if len(value) <= _LONGEST_LIST
+            else None
+        )
     if issubclass(kind, (*CONTAINERS, Mapping, Iterator, functools.partial, np.ndarray, *_GENERATORS)):
         return None
     if _slot_names(kind) or not hasattr(value, "__dict__"):

@@ -73,7 +73,7 @@ def prologue_source(exact: ExactComparison, optimizer: OptimizerGuard | None) ->
 class _Writer:
     """Text under construction, and the objects that it names."""
 
-    def __init__(self, late: frozenset[Place | None]) -> None:
+    def __init__(self, late: frozenset[Place]) -> None:
         self._late = late
         self.lines = ["def prologue():"]
         self.objects: dict[str, Any] = {"ABSENT": ABSENT}
@@ -238,7 +238,8 @@ class _Writer:
         if not isinstance(expression, Expression):
             return f"float('{expression}')" if isinstance(expression, float) else repr(expression)
         if expression.function is None:
-            return names[expression.arguments[0]]
+            index: int = expression.arguments[0]
+            return names[index]
         arguments = ", ".join(self._expression(argument, names) for argument in expression.arguments)
         return f"{self.name('call', expression.function)}({arguments})"
 

@@ -1,8 +1,9 @@
 """Decides which Python numbers a step is captured with as inputs, because they change.
 
-A call comes that a plan does not fit, because of one or more numbers alone. The step is captured once more, with
-these numbers as inputs of its graph, and compared with that plan's. If it is the same step, the new plan serves all
-values of theirs. If not, the step is captured with constants, and it is remembered which numbers cannot be inputs.
+A call comes that a plan does not fit, because of one or more numbers alone. The step is captured once more,
+with these numbers as inputs of its graph, and compared with that plan's. If it is the same step, the new
+plan serves all values of theirs. If not, the step is captured with constants, and it is remembered which
+numbers cannot be inputs.
 """
 
 from __future__ import annotations
@@ -71,8 +72,7 @@ class LateNumbers:
         return not names & self._constant and names not in self._refused
 
     def _refuse(self, changed: frozenset[str], error: CaptureError) -> None:
-        known = isinstance(error, NumberNotLateError)
-        if known and error.names:
+        if isinstance(error, NumberNotLateError) and error.names:
             self._constant.update(error.names)
-        elif not known or error.is_lasting:
+        elif not isinstance(error, NumberNotLateError) or error.is_lasting:
             self._refused.add(changed)

@@ -77,15 +77,15 @@ from olla_fx.torch_compat.versions import (
 
 __all__ = [
     "DATA_DEPENDENT_ERRORS",
-    "Decision",
-    "Expression",
-    "LateNumbers",
     "MODULE_HOOK_TABLES",
     "NEWEST_TESTED",
     "NORM_TYPE",
     "OLDEST_TESTED",
     "OPERATOR_TYPES",
     "UNINITIALIZED",
+    "Decision",
+    "Expression",
+    "LateNumbers",
     "OpOverload",
     "TorchDispatchMode",
     "any_global_module_hooks",

@@ -1,9 +1,9 @@
 """Traces Python numbers that are to be inputs of the graph.
 
-PyTorch's symbolic numbers do algebra: ``beta * 0`` is 0 to them, and two comparisons may become one. A graph that
-is to have eager's bits does Python's arithmetic, so here every result of an operator is a symbol of its own, whose
-value the operator itself computed. Decisions that Python takes are noted with the operators that led there, to be
-taken again by the same operators at every call.
+PyTorch's symbolic numbers do algebra: ``beta * 0`` is 0 to them, and two comparisons may become one. A
+graph that is to have eager's bits does Python's arithmetic, so here every result of an operator is a symbol
+of its own, whose value the operator itself computed. Decisions that Python takes are noted with the
+operators that led there, to be taken again by the same operators at every call.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental import proxy_tensor as _proxy_tensor
+from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.fx.experimental.sym_node import SymNode
 
 from olla_fx.torch_compat.patches import PATCHING
 
-_SYMBOLIC: tuple[type, ...] = (torch.SymFloat, torch.SymInt, torch.SymBool)
+_SYMBOLIC: tuple[Any, ...] = (torch.SymFloat, torch.SymInt, torch.SymBool)
 
 _PYTHON_OPERATORS = frozenset(
     (
-        operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.pos, operator.abs,
-        operator.mod, operator.pow, operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne,
-        torch.sym_float, torch.sym_not, torch.sym_min, torch.sym_max,
+        operator.add, operator.sub, operator.mul, operator.truediv, operator.mod, operator.pow, operator.neg,
+        operator.pos, operator.abs, operator.lt, operator.le, operator.gt, operator.ge, operator.eq,
+        operator.ne, torch.sym_float, torch.sym_not, torch.sym_min, torch.sym_max,
     )
 )  # fmt: skip
 """Operators that give a symbolic number exactly what they give a Python number."""
@@ -141,7 +142,7 @@ class LateNumbers:
 
     def _compute(self, function: Any, args: Sequence[Any]) -> Any:
         """Return an operator's result; None if an argument is another symbolic number."""
-        symbolic = [argument.node for argument in args if isinstance(argument, _SYMBOLIC)]
+        symbolic: list[Any] = [argument.node for argument in args if isinstance(argument, _SYMBOLIC)]
         if not symbolic or not all(isinstance(node, LateNode) and node.numbers is self for node in symbolic):
             return None
         expression = Expression(function, tuple(_expression_of(argument) for argument in args))
@@ -159,11 +160,14 @@ class LateNumbers:
         if kind not in (int, float, bool) or not math.isfinite(number):
             raise TypeError(f"a late-bound number became {value!r}")
         source = ConstantSource(f"late{len(self._symbols)}")
-        symbol = self._shape_env.create_unspecified_symbol(number, source)
+        dynamic = _symbolic_shapes.DimDynamic.DYNAMIC
+        symbol = self._shape_env.create_unspecified_symbol(number, source, dynamic)
         self._symbols[symbol] = expression
-        node = LateNode(sympy.Ne(symbol, 0) if kind is bool else symbol, self._shape_env, kind, value)
+        symbolic = sympy.Ne(symbol, 0) if kind is bool else symbol
+        node = LateNode(symbolic, self._shape_env, kind, value)
         node.numbers, node.expression = self, expression
-        return {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}[kind](node)
+        of_kind: Any = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}[kind]
+        return of_kind(node)
 
 
 class LateNode(SymNode):
