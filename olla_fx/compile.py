@@ -53,7 +53,7 @@ class CompiledStep:
     """A step that was captured and planned.
 
     Attributes:
-        captured: the captured graph and what flows into it.
+        captured: what flows into the step, with its graph after all passes.
         dataflow: its operators and arrays after all passes.
         plan: the validated plan.
         binding: where its arrays are to live.
@@ -107,6 +107,8 @@ def plan_captured(request: CompileRequest, captured: CapturedStep) -> CompiledSt
             graph_module = run_passes(captured)
         with _timed("dataflow", seconds):
             dataflow = build_dataflow(graph_module, captured.device, _usual_gradients(captured))
+        # Nothing needs the captured graph again, and a graph is large.
+        captured = replace(captured, graph_module=graph_module)
     else:
         dataflow = request.earlier.dataflow
         seconds.update(request.earlier.plan.timings)
@@ -125,7 +127,7 @@ def plan_captured(request: CompileRequest, captured: CapturedStep) -> CompiledSt
     seconds.update(memory.timings)
     in_buffer = request.runs and request.in_buffer and arena.available(captured.device)
     begin_operator = arena.begin_operator_function(captured.device) if in_buffer else None
-    emitted = EmittedStep((), (), ())
+    emitted = EmittedStep((), (), tuple)
     if request.runs:
         with _timed("emit", seconds):
             emitted = emit(dataflow, problem, memory, captured.inputs, begin_operator)

@@ -59,7 +59,7 @@ class PlannedPiece:
             options: ``solver`` and ``time_limit`` of :func:`olla_fx.optimize`.
         """
         self._piece = DynamoPiece(graph_module)
-        self._options = Options(**options)
+        self._options = Options(fallback="raise", **options)
         self._unplanned = UnplannedPiece(self._piece, self._options.cache_size_limit)
         self._is_refused = False
         self.module: PlannedModule | None = None

@@ -27,6 +27,9 @@ class Options:
             micro-batches, whose gradients accumulate; the loss is the mean of theirs.
         clip_grad_norm: of a whole training step: scale the trained parameters' gradients down to this norm.
         clip_grad_value: of a whole training step: limit each element of the gradients to this magnitude.
+        fallback: ``eager``: a new kind of call is run by the model itself until it comes again, and so is one
+            that cannot be planned, with one warning; ``raise``: every new kind is planned when it first
+            comes, and what cannot be planned is an error. What ``optimize`` is called for is always planned.
         cache_size_limit: how many plans to keep: one for each kind of call, shapes of inputs mostly.
         cuda_graph: launch the settled step as one CUDA graph. A graph bakes Python's numbers, so optimizers
             other than SGD need ``capturable=True`` and a tensor as learning rate. If capturing fails, the
@@ -43,6 +46,7 @@ class Options:
     accumulation_steps: int = 1
     clip_grad_norm: float | None = None
     clip_grad_value: float | None = None
+    fallback: str = "eager"
     cache_size_limit: int = 8
     cuda_graph: bool = False
 
@@ -53,6 +57,8 @@ class Options:
             count = getattr(self, name)
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 raise OptionError(f"{name} is a whole number of at least 1, not {count!r}")
+        if self.fallback not in ("eager", "raise"):
+            raise OptionError(f"fallback is 'eager' or 'raise', not {self.fallback!r}")
         for name in ("clip_grad_norm", "clip_grad_value"):
             limit = getattr(self, name)
             is_number = isinstance(limit, int | float) and not isinstance(limit, bool)

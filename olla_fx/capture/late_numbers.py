@@ -11,6 +11,7 @@ found out by that, too.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,9 @@ from olla_fx.errors import NumberNotLateError
 from olla_fx.guards import LateBinding, NumberSlot, Role, StepInput
 from olla_fx.guards.numbers import root_in
 from olla_fx.torch_compat import LateNumbers, OpOverload, pytree
+
+_MOST_ELEMENTS = 1024
+"""Of constants that are compared by their values; larger ones are the same if they are one object."""
 
 
 class LateTracing:
@@ -127,108 +131,104 @@ class LateTracing:
 
 
 def refuse_other_graph(captured: CapturedStep, late: LateRequest) -> None:
-    """Refuse a step with late-bound numbers that is not the same step as its base.
+    """Refuse a step with late-bound numbers that is not the step that was captured with constants.
 
     Raises:
         NumberNotLateError: if it differs.
     """
-    base = late.base
-    names = [slot.name for slot in captured.reads.late.slots]
-    present = {item.name: item.number for item in captured.inputs if item.role is Role.NUMBER}
-    numbers = [late.constants.get(name, present[name]) for name in names]
-    if not captured.reads.late.suits(numbers):
+    binding = captured.reads.late
+    numbers = [
+        late.constants.get(slot.name, number)
+        for slot, number in zip(binding.slots, binding.gather(), strict=True)
+    ]
+    if not binding.suits(numbers):
         raise NumberNotLateError((), "another branch is taken by it", is_lasting=False)
-    filled_in = _operators(captured, dict(zip(names, numbers, strict=True)))
-    if _interface(captured) != _interface(base) or filled_in != _operators(base, present):
+    if fingerprint(captured, late.constants) != late.fingerprint:
         raise NumberNotLateError((), "the step does something else with it than to compute")
 
 
-def _interface(captured: CapturedStep) -> tuple[object, ...]:
+def fingerprint(captured: CapturedStep, constants: Mapping[str, float]) -> bytes:
+    """Return what tells one captured step from another.
+
+    Args:
+        captured: the step.
+        constants: late-bound numbers to fill in.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for part in _interface(captured):
+        digest.update(repr(part).encode())
+    for operator in _operators(captured, constants):
+        digest.update(operator.encode())
+    return digest.digest()
+
+
+def _interface(captured: CapturedStep) -> list[object]:
     """Return what flows in and out beside the numbers."""
     kept = [index for index, item in enumerate(captured.inputs) if item.role is not Role.NUMBER]
     without_numbers = {index: position for position, index in enumerate(kept)}
     outputs = [
         replace(leaf, placeholder=without_numbers[leaf.placeholder])
         if isinstance(leaf, OutputAlias) and leaf.placeholder is not None
-        else _described(leaf)
+        else leaf
         for _, leaf in captured.outputs.leaves
     ]
-    return (
+    return [
         [captured.inputs[index] for index in kept],
         sorted(without_numbers[index] for index in captured.written),
         [without_numbers[index] for index in captured.gradients],
         outputs,
         captured.outputs.spec,
         captured.differentiable,
-        captured.gradient_tangents,
         captured.recomputed,
-    )
+    ]
 
 
-def _operators(captured: CapturedStep, numbers: Mapping[str, float]) -> list[tuple[object, ...]]:
-    """Return the operators of a graph in order, each with its arguments, with numbers filled in."""
-    graph = captured.graph_module.graph
+def _operators(captured: CapturedStep, constants: Mapping[str, float]) -> Iterator[str]:
+    """Yield the operators of a graph in order, each with its arguments, with numbers filled in."""
+    graph_module = captured.graph_module
+    graph = graph_module.graph
     known: dict[fx.Node, Any] = {}
-    places: dict[fx.Node, object] = {}
     for node, item in zip(graph.find_nodes(op="placeholder"), captured.inputs, strict=True):
-        if item.role is Role.NUMBER:
-            known[node] = numbers[item.name]
-    operators: list[tuple[object, ...]] = []
+        if item.role is Role.NUMBER and item.name in constants:
+            known[node] = constants[item.name]
+    names: dict[fx.Node, str] = {}
     for node in graph.nodes:
         if node in known:
             continue
         if node.all_input_nodes and all(source in known for source in node.all_input_nodes):
             if node.target is torch.ops.aten._local_scalar_dense.default:
-                known[node] = known[node.args[0]]
+                known[node] = known[node.all_input_nodes[0]]
                 continue
-            if not isinstance(node.target, OpOverload) and node.op == "call_function":
+            if node.op == "call_function" and not isinstance(node.target, OpOverload):
                 args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
                 known[node] = node.target(*args, **kwargs)
                 continue
-        leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
-        described = [
-            _described(places.get(leaf, known.get(leaf)) if isinstance(leaf, fx.Node) else leaf)
-            for leaf in leaves
-        ]
-        places[node] = _Result(len(operators))
-        target: object = node.target
-        if node.op == "get_attr":
-            target = _Constant(getattr(captured.graph_module, str(node.target)))
-        elif node.op in ("placeholder", "output"):
-            target = None
-        operators.append((node.op, target, spec, described, _kinds(node.meta.get("val"))))
-    return operators
+        target = _constant(graph_module, node) if node.op == "get_attr" else str(node.target)
+        if node.op in ("placeholder", "output"):
+            target = ""
+        names[node] = f"%{len(names)}"
+        yield f"{node.op} {target} {_text(node.args, known, names)} {_text(node.kwargs, known, names)};"
 
 
-class _Constant:
-    """A constant of a graph, equal to one of the same values."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Constant):
-            return False
-        one, two = self.value, other.value
-        if one is two or not (isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor)):
-            return one is two
-        return one.dtype == two.dtype and one.shape == two.shape and torch.equal(one, two)
-
-    __hash__ = None  # type: ignore[assignment]
+def _constant(graph_module: fx.GraphModule, node: fx.Node) -> str:
+    """Describe a constant of a graph: small ones by their values."""
+    value = getattr(graph_module, str(node.target))
+    if isinstance(value, fx.GraphModule):
+        return value.code
+    is_small = type(value) is torch.Tensor and value.device.type == "cpu" and value.numel() <= _MOST_ELEMENTS
+    return f"{value.dtype}{value.tolist()}" if is_small else f"object {id(value)}"
 
 
-class _Result(int):
-    """The result of an operator, by its position."""
-
-
-def _described(leaf: Any) -> tuple[type, object]:
-    return type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf
-
-
-def _kinds(value: Any) -> list[object]:
-    return [
-        (tuple(leaf.shape), leaf.stride(), leaf.storage_offset(), leaf.dtype, leaf.device)
-        if isinstance(leaf, torch.Tensor)
-        else type(leaf)
-        for leaf in pytree.tree_leaves(value)
-    ]
+def _text(argument: Any, known: Mapping[fx.Node, Any], names: Mapping[fx.Node, str]) -> str:
+    """Write an argument of an operator."""
+    if isinstance(argument, fx.Node):
+        if argument not in known:
+            return names[argument]
+        argument = known[argument]
+    if isinstance(argument, tuple | list):
+        return f"[{','.join(_text(part, known, names) for part in argument)}]"
+    if isinstance(argument, dict):
+        return f"{{{','.join(f'{key}={_text(part, known, names)}' for key, part in argument.items())}}}"
+    if isinstance(argument, slice):
+        return _text((argument.start, argument.stop, argument.step), known, names)
+    return f"{type(argument).__name__}:{argument!r}"

@@ -18,7 +18,7 @@ from torch import fx
 
 from olla_fx import torch_compat
 from olla_fx.capture.eager import FakeStep
-from olla_fx.capture.late_numbers import refuse_other_graph
+from olla_fx.capture.late_numbers import fingerprint, refuse_other_graph
 from olla_fx.capture.model_copy import refuse_side_effects
 from olla_fx.capture.refusals import (
     explained,
@@ -73,6 +73,7 @@ def _capture(request: StepRequest) -> CapturedStep:
     )
     if request.late is not None:
         refuse_other_graph(captured, request.late)
+    captured = replace(captured, fingerprint=fingerprint(captured, {}))
     if update_graph is None:
         return captured
     nothing = OutputLayout(pytree.tree_structure([]), ())

@@ -104,6 +104,7 @@ class CapturedStep(Assumptions):
         gradient_tangents: for each gradient, the tangents that it depends on.
         recomputed: how many operators are there a second time because the model checkpoints activations.
         micro_batches: how often it runs in a step, with one part of the batch after the other.
+        fingerprint: tells one captured step from another.
         update: the weight update that follows several micro-batches; it has the same placeholders.
     """
 
@@ -114,6 +115,7 @@ class CapturedStep(Assumptions):
     gradient_tangents: tuple[frozenset[int], ...]
     recomputed: int
     micro_batches: int = 1
+    fingerprint: bytes = b""
     update: CapturedStep | None = None
 
     @functools.cached_property
@@ -140,13 +142,18 @@ class LateRequest:
 
     Attributes:
         slots: where they are.
-        base: the same step, captured with some of them as constants: the two must be equal.
+        fingerprint: of the same step, captured with some of them as constants: the two must be equal.
         constants: these numbers as they were then, by name.
     """
 
     slots: tuple[NumberSlot, ...]
-    base: CapturedStep
+    fingerprint: bytes
     constants: Mapping[str, float]
+
+    @property
+    def changes(self) -> tuple[tuple[str, object], ...]:
+        """What differs from the base, whatever the numbers are."""
+        return tuple((name, "another number") for name in self.constants)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 from torch import fx
@@ -24,15 +25,23 @@ class EmittedStep:
     """A step in planned order, phase by phase: one phase, or forward and backward in the caller's own loop.
 
     Attributes:
-        phases: the graph of each phase.
         functions: for each phase, the generated function that runs it.
         placeholders_read: for each phase, the indices of the placeholders that it reads, other than in
             recomputations, which read what is there, as eager's do.
+        write: writes the graphs of all phases.
     """
 
-    phases: tuple[fx.GraphModule, ...]
     functions: tuple[Callable[..., Any], ...]
     placeholders_read: tuple[frozenset[int], ...]
+    write: Callable[[], tuple[fx.GraphModule, ...]]
+
+    @cached_property
+    def phases(self) -> tuple[fx.GraphModule, ...]:
+        """The graph of each phase, written anew when it is first asked for.
+
+        Functions alone run a step, and a graph takes several times their memory.
+        """
+        return self.write()
 
 
 def emit(
@@ -43,11 +52,12 @@ def emit(
     begin_operator: Callable[[int], object] | None = None,
 ) -> EmittedStep:
     """Write a plan out as graphs and functions; see :func:`olla_fx.emit.graph.reordered_graphs`."""
-    phases = reordered_graphs(dataflow, problem, plan, inputs, begin_operator)
+    write = partial(reordered_graphs, dataflow, problem, plan, inputs, begin_operator)
+    phases = write()
     return EmittedStep(
-        phases,
-        tuple(generated_function(phase) for phase in phases),
+        tuple(generated_function(phase.graph, dataflow.graph_module) for phase in phases),
         tuple(_placeholders_read(phase) for phase in phases),
+        write,
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import fx
 
-from olla_fx import operators
+from olla_fx import operators, torch_compat
 from olla_fx.capture import CapturedStep, Mode
+from olla_fx.fx_graph import IN_BACKWARD, RECOMPUTED
 from olla_fx.passes.boundary import mark_boundary
 from olla_fx.passes.cleanup import (
     drop_dead_copies,
@@ -21,12 +22,15 @@ from olla_fx.torch_compat import OpOverload, schema_of
 
 __all__ = ["run_passes"]
 
+_KEPT = frozenset({"val", IN_BACKWARD, RECOMPUTED})
+
 
 def run_passes(captured: CapturedStep) -> fx.GraphModule:
     """Run all passes on a copy of the captured graph.
 
     Returns:
-        The new graph, every node with its fake value in ``meta["val"]``.
+        The new graph, every node with its fake value in ``meta["val"]``, and of what else was noted of
+        it what later stages read.
     """
     root = captured.graph_module
     graph = _copy_of(root.graph)
@@ -43,8 +47,9 @@ def run_passes(captured: CapturedStep) -> fx.GraphModule:
         propagate_fake_tensors(root, graph, captured.inputs, captured.device)
     reinplace(graph)
     propagate_fake_tensors(root, graph, captured.inputs, captured.device)
-    # Writing a graph as code takes long, so it is done once.
-    return fx.GraphModule(root, graph)
+    for node in graph.nodes:
+        node.meta = {key: value for key, value in node.meta.items() if key in _KEPT}
+    return torch_compat.lazy_graph_module(root, graph)
 
 
 def _has_effect(node: fx.Node) -> bool:

@@ -6,7 +6,8 @@ import enum
 import inspect
 import warnings
 from collections.abc import Hashable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -15,6 +16,9 @@ from olla_fx import torch_compat
 from olla_fx.capture import Mode
 from olla_fx.errors import StepInputError, StepModeError
 from olla_fx.torch_compat import pytree
+
+_PARTS_OF_KIND = ("shape", "strides", "type", "device", "wanted gradient")
+"""What the key of a call tells tensors apart by."""
 
 _TELLING = (int, float, complex, bool, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
 
@@ -93,40 +97,73 @@ Key = Hashable
 """The key of a kind of call, by its inputs alone."""
 
 
-def call_key(planned: Mode, inputs: tuple[Any, ...]) -> tuple[Key, list[torch.Tensor]]:
-    """Return what tells calls apart by their inputs alone, and the tensors among these.
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The inputs of one call.
+
+    Attributes:
+        inputs: in sequence.
+        key: what tells calls apart by their inputs alone.
+        tensors: those among the inputs, flat, with lazy conjugation and negation carried out, since no kernel
+            of a plan looks at their bits.
+    """
+
+    inputs: tuple[Any, ...]
+    key: Key
+    tensors: list[torch.Tensor]
+
+    @classmethod
+    def of(cls, planned: Mode, inputs: tuple[Any, ...]) -> Call:
+        """Look at the inputs of a call.
+
+        Args:
+            planned: what the module was planned for.
+            inputs: of the call.
+
+        Raises:
+            StepInputError: if an input is of a kind that tells no calls apart.
+        """
+        differentiates = planned is Mode.AUTOGRAD and torch.is_grad_enabled()
+        leaves, spec = pytree.tree_flatten(inputs)
+        kinds: list[Hashable] = [differentiates, spec]
+        tensors = []
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                if leaf.layout is not torch.strided:
+                    raise StepInputError(f"an input is a {leaf.layout} tensor: pass a strided one")
+                wants_gradient = differentiates and leaf.requires_grad
+                kinds.append((tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, wants_gradient))
+                tensors.append(leaf.resolve_conj().resolve_neg())
+            elif isinstance(leaf, _TELLING):
+                # Not the value alone: 0.0 and -0.0, 1 and True compare equal.
+                kinds.append((type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf))
+            else:
+                raise StepInputError(
+                    f"an input holds a {type(leaf).__name__}, which is no tensor, number, string, tuple, "
+                    "list or dict, so calls with it cannot be told apart: pass its parts"
+                )
+        return cls(inputs, tuple(kinds), tensors)
+
+
+def what_differs(key: Key, planned: Key) -> str:
+    """Return in words how the inputs of a call differ from those that a plan is for.
 
     Args:
-        planned: what the module was planned for.
-        inputs: of the call.
-
-    Returns:
-        The key; and the tensors, flat, with lazy conjugation and negation carried out, since no kernel of a
-        plan looks at their bits.
-
-    Raises:
-        StepInputError: if an input is of a kind that tells no calls apart.
+        key: of the call.
+        planned: that of the plan.
     """
-    differentiates = planned is Mode.AUTOGRAD and torch.is_grad_enabled()
-    leaves, spec = pytree.tree_flatten(inputs)
-    kinds: list[Hashable] = [differentiates, spec]
-    tensors = []
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            if leaf.layout is not torch.strided:
-                raise StepInputError(f"an input is a {leaf.layout} tensor: pass a strided one")
-            wants_gradient = differentiates and leaf.requires_grad
-            kinds.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device, wants_gradient))
-            tensors.append(leaf.resolve_conj().resolve_neg())
-        elif isinstance(leaf, _TELLING):
-            # Not the value alone: 0.0 and -0.0, 1 and True compare equal.
-            kinds.append((type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf))
-        else:
-            raise StepInputError(
-                f"an input holds a {type(leaf).__name__}, which is no tensor, number, string, tuple, "
-                "list or dict, so calls with it cannot be told apart: pass its parts"
-            )
-    return tuple(kinds), tensors
+    new, old = cast(tuple[Any, ...], key), cast(tuple[Any, ...], planned)
+    if new[:2] != old[:2]:
+        return "gradients are wanted or not" if new[1] == old[1] else "the inputs have another structure"
+    for index, (kind, other) in enumerate(zip(new[2:], old[2:], strict=True)):
+        if kind == other:
+            continue
+        if len(kind) == len(other) == 2:
+            return f"input {index} is {kind[1]!r}, and was {other[1]!r}"
+        for name, one, two in zip(_PARTS_OF_KIND, kind, other, strict=False):
+            if one != two:
+                return f"input {index} has {name} {one}, and had {two}"
+    return "the layout of its gradients"
 
 
 def call_kind(model: nn.Module, planned: Mode, inputs: tuple[Any, ...]) -> tuple[Mode, Hashable]:

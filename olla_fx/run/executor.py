@@ -37,6 +37,7 @@ from olla_fx.run.recording import (
     read_recording,
 )
 from olla_fx.time_limit import TimeLimit
+from olla_solvers.effort.freed_memory import return_freed_memory
 
 MOST_RECORDINGS = 4
 """A step whose requests change from run to run is recorded so often, and then left as it is."""
@@ -76,6 +77,7 @@ class Executor:
         self.counts = RunCounts()
         self.outside_log: tuple[str, ...] = ()
         self.leaves_stuck_gradients = False
+        self._is_new = True
         self._pool.want(self, step.plan.buffer_bytes)
 
     def planned_for(self, gradients: GradientsInBuffer, limit: TimeLimit) -> Executor:
@@ -119,6 +121,10 @@ class Executor:
         Raises:
             BufferMemoryError: if the device has not enough memory for the buffer.
         """
+        if self._is_new:
+            # Only now is all that planning and the recorded run needed gone, and the buffer is not there yet.
+            return_freed_memory()
+            self._is_new = False
         # A graph that the caller captures would hold on to the buffer's addresses unknown to it.
         in_buffer = self.step.binding is Binding.BUFFER and not torch_compat.captures_current_stream()
         if lease is None or not in_buffer:
@@ -209,6 +215,7 @@ class Executor:
         self.step = self._compiled(record, gradients, limit)
         self._requests = planned_requests(self.step.plan.problem, self.step.plan.memory, record)
         self._pool.want(self, self.step.plan.buffer_bytes)
+        self._is_new = True
 
 
 class Run:
@@ -258,7 +265,7 @@ class Run:
         """
         try:
             with torch.no_grad(), _without_autocast(self.step.captured.device.type):
-                results = self._run(index, arguments, last or index + 1 < len(self.step.emitted.phases))
+                results = self._run(index, arguments, last or index + 1 < len(self.step.emitted.functions))
             if last and self.arena is not None:
                 self._executor.end(self)
         except BaseException:
@@ -286,7 +293,8 @@ class Run:
 
     def _record(self, arena: Arena, index: int, arguments: Sequence[Any]) -> Any:
         """Run a phase operator by operator; note every request and where each result is."""
-        phase = self.step.emitted.phases[index]
+        # Written for this run alone: the plan that follows has no use for it.
+        phase = self.step.emitted.write()[index]
         timesteps = {name: timestep for timestep, name in enumerate(self.step.plan.order)}
         operators = {
             node: timesteps[node.meta["operator"]] for node in phase.graph.nodes if "operator" in node.meta

@@ -1,18 +1,15 @@
 """The module that a user calls: their model's step, planned.
 
-It shares the model's parameters, buffers and ``state_dict`` keys. Every call looks its inputs up by name.
-There is a plan for each kind of call (shapes and types of the inputs and, in the caller's own loop, whether
-gradients are wanted and which modules train); if model or optimizer changed in a way that a plan depends
-on, the step is planned again, unless a plan was made for that state before. Planned modules share the
+It shares the model's parameters, buffers and ``state_dict`` keys. Every call looks its inputs up by name,
+and its plan (:mod:`olla_fx.run.plans`); without one the model itself runs. Planned modules share the
 buffers of a device's pool; a module holds one at most.
 """
 
 from __future__ import annotations
 
 import copy
-import logging
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,34 +18,28 @@ from torch import fx, nn
 
 from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Mode, StepRequest, TensorSpec
-from olla_fx.capture import optimizer as optimizers
-from olla_fx.compile import CompiledStep, CompileRequest
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.eager.record import Recording
-from olla_fx.errors import StepModeError
-from olla_fx.guards import Prologue
+from olla_fx.errors import StepInputError, StepModeError
 from olla_fx.plan import Plan
 from olla_fx.run.autograd import Pass, PlannedFunction
 from olla_fx.run.calls import (
-    call_key,
-    call_kind,
+    Call,
     check_training_flag,
     in_sequence,
     refuse_transforms,
     shows_the_model,
 )
-from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
+from olla_fx.run.eager_step import run_in_eager
 from olla_fx.run.executor import Executor
-from olla_fx.run.late_numbers import LateNumbers
 from olla_fx.run.micro_batches import run_micro_batches
 from olla_fx.run.pickling import carried, refuse_unnamed
-from olla_fx.run.plan_cache import CachedPlan, PlanCache, Strides
+from olla_fx.run.plan_cache import CachedPlan, Strides
+from olla_fx.run.plans import Plans
 from olla_fx.run.pool import Lease, Turn, pool_of
 from olla_fx.run.stats import StepReport, StepStats, report_on
 from olla_fx.time_limit import TimeLimit
 from olla_fx.torch_compat import pytree
-
-logger = logging.getLogger(__name__)
 
 
 class PlannedModule(nn.Module):
@@ -60,7 +51,7 @@ class PlannedModule(nn.Module):
 
     _model: nn.Module
     _request: StepRequest
-    _current: CachedPlan
+    _plans: Plans
 
     def __init__(self, request: StepRequest) -> None:
         """Plan the step; runs nothing on real data.
@@ -69,8 +60,6 @@ class PlannedModule(nn.Module):
             request: what to plan.
         """
         super().__init__()
-        self._plans = PlanCache(request.options.cache_size_limit)
-        self._late_numbers = LateNumbers()
         model = request.model
         # The very dictionaries of the model: parameters, state_dict and .to() are the model's own.
         torch_compat.share_tables(self, model)
@@ -80,12 +69,8 @@ class PlannedModule(nn.Module):
         self._request = replace(request, inputs=())
         self._lock = threading.RLock()
         self._turn = Turn()
-        self._replans = 0
         self._stock_runs = 0
-        if request.mode is Mode.AUTOGRAD:
-            request = replace(request, mode=call_kind(model, request.mode, request.inputs)[0])
-        key, _ = call_key(self._request.mode, request.inputs)
-        self._current = self._plan_step(key, request, TimeLimit(request.options.time_limit, plans=0))
+        self._plans = Plans(request)
         # Not as a child module: that would change the keys of state_dict. Last, since from here on
         # attributes that the model has are set there.
         object.__setattr__(self, "_model", model)
@@ -114,81 +99,49 @@ class PlannedModule(nn.Module):
     def _run_call(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         if self._request.mode is Mode.TRAINING:
             refuse_transforms()
-        if named:
-            inputs = in_sequence(self._model, self._request.mode, inputs, named)
         check_training_flag(self._model, self._request.mode)
+        try:
+            if named:
+                inputs, named = in_sequence(self._model, self._request.mode, inputs, named), {}
+            call = Call.of(self._request.mode, inputs)
+        except StepInputError as error:
+            if self._request.mode is Mode.TRAINING or not self._plans.falls_back:
+                raise
+            self._plans.note_refusal(error)
+            return run_in_eager(self._request, inputs, named)
+        # Every plan of the call may be made again after its run.
+        plans = 2 if self._request.runs_in_micro_batches else 1
+        limit = TimeLimit(self._request.options.time_limit, plans)
+        if self._request.mode is Mode.TRAINING:
+            with self._lock:
+                return self._train(call, limit)
         with self._lock:
-            # Every plan of the call may be made again after its run.
-            plans = 2 if self._request.runs_in_micro_batches else 1
-            limit = TimeLimit(self._request.options.time_limit, plans)
-            planned, values = self._planned_for(inputs, limit)
-            self._current = planned
-            if self._request.mode is Mode.TRAINING:
-                try:
-                    return self._train(planned, values, limit)
-                except BaseException:
-                    planned.prologue.undo_created_state()
-                    raise
-            executor = planned.executor
-            if executor.step.captured.mode is Mode.AUTOGRAD:
-                sees_gradients = _has_gradient(executor.step.captured, values)
-                planned.choose_executor(sees_gradients, limit)
+            fitting = self._plans.of(call, limit)
+            if fitting is not None:
+                planned, values = fitting
                 executor = planned.executor
+                if executor.step.captured.mode is Mode.AUTOGRAD:
+                    sees_gradients = _has_gradient(executor.step.captured, values)
+                    planned.choose_executor(sees_gradients, limit)
+                    executor = planned.executor
+        if fitting is None:
+            return run_in_eager(self._request, inputs)
         if executor.step.captured.mode is Mode.AUTOGRAD:
             return self._differentiate(planned, executor, values, sees_gradients)
         return self._infer(planned, values, limit)
 
-    def _planned_for(self, inputs: tuple[Any, ...], limit: TimeLimit) -> tuple[CachedPlan, list[Any]]:
-        """Return the plan of a call, made now if none fits, and the values of its placeholders."""
-        key, examples = call_key(self._request.mode, inputs)
-        fitting = self._plans.fitting(key, examples)
-        if isinstance(fitting, tuple):
-            return fitting
-        kind = call_kind(self._model, self._request.mode, inputs)
-        reason = fitting.get(kind)
-        lost = self._plans.drop_lost()
-        self._replans += lost
-        logger.info("planning %s", f"again: {reason}" if reason else "for a new kind of call")
-        strides = self._plans.gradient_strides(key, kind)
-        request = replace(self._request, inputs=inputs, mode=kind[0], tangent_strides=strides)
-        planned = self._plan_step(key, request, limit)
-        self._replans += reason is not None and not lost
-        return planned, planned.prologue.gather(examples)
+    def _train(self, call: Call, limit: TimeLimit) -> Any:
+        fitting = self._plans.of(call, limit)
+        if fitting is None:
+            return run_in_eager(self._request, call.inputs)
+        planned, values = fitting
+        try:
+            return self._train_planned(planned, values, limit)
+        except BaseException:
+            planned.prologue.undo_created_state()
+            raise
 
-    def _plan_step(self, key: Hashable, request: StepRequest, limit: TimeLimit) -> CachedPlan:
-        last = self.__dict__.get("_current")
-        # The order of another size or state is a good one to begin with.
-        start = None if last is None else last.executor.step.plan.order
-        compile_request = CompileRequest(request, limit=limit, start=start)
-        step, update = self._late_numbers.compile(compile_request, self._plans.alike(key))
-        captured = step.captured
-        if request.options.cuda_graph:
-            check_graph_request(request, captured.device)
-        example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)
-        own = self._request
-        prologue = Prologue(
-            captured,
-            own.model,
-            own.loss_fn,
-            own.optimizer,
-            optimizers.initial_state,
-            differentiates=own.mode is Mode.AUTOGRAD and torch.is_grad_enabled(),
-        )
-        kind = call_kind(own.model, own.mode, request.inputs)
-        planned = CachedPlan(key, kind, *self._runners(step), prologue, example)
-        if update is not None:
-            executor, graphed = self._runners(update)
-            planned = replace(planned, update=replace(planned, executor=executor, graphed=graphed))
-        self._plans.add(planned)
-        return planned
-
-    def _runners(self, step: CompiledStep) -> tuple[Executor, GraphedStep | None]:
-        # Only the user's objects: plans are made again from the compile request, without its inputs.
-        executor = Executor(CompileRequest(self._request), step)
-        graphed = GraphedStep(step.captured, executor) if self._request.options.cuda_graph else None
-        return executor, graphed
-
-    def _train(self, planned: CachedPlan, values: list[Any], limit: TimeLimit) -> Any:
+    def _train_planned(self, planned: CachedPlan, values: list[Any], limit: TimeLimit) -> Any:
         def run(part: CachedPlan, values: list[Any]) -> Any:
             return self._run(part, self._turn.lease(wait=True), values, limit)
 
@@ -216,10 +169,10 @@ class PlannedModule(nn.Module):
     def _differentiate(
         self, planned: CachedPlan, executor: Executor, values: list[Any], sees_gradients: bool
     ) -> Any:
-        plans = self._plans
+        cache = self._plans.cache
 
         def note_backward(strides: Strides, suited: GradientsInBuffer) -> None:
-            plans.note_gradient_strides(planned, strides)
+            cache.note_gradient_strides(planned, strides)
             planned.suited[sees_gradients] = suited
 
         # Its backward, after which the step may be planned again, is a call of its own.
@@ -238,28 +191,29 @@ class PlannedModule(nn.Module):
     @property
     def plan(self) -> Plan:
         """The plan of the last kind of call: with workspaces from the second call on."""
-        return self._current.plan
+        return self._plans.current.plan
 
     @property
     def graph_module(self) -> fx.GraphModule:
         """The reordered graph in force, of forward alone in the caller's own loop; print its ``code``."""
-        return self._current.executor.step.emitted.phases[0]
+        return self._plans.current.executor.step.emitted.phases[0]
 
     @property
     def stats(self) -> StepStats:
         """The statistics of all calls so far."""
-        current = self._current
+        current = self._plans.current
         return StepStats(
             binding=current.executor.step.binding,
             counts=current.counts,
             outside_log=current.outside_log,
             graph_modules=current.graph_modules,
-            graphed=self._current.graphed,
-            replans=self._replans,
+            graphed=current.graphed,
+            replans=self._plans.replans,
             stock_runs=self._stock_runs,
+            eager_runs=self._plans.new_kinds.eager_calls,
             is_busy=self._turn.is_taken,
-            cached_plans=len(self._plans),
-            cache_size_limit=self._plans.limit,
+            cached_plans=len(self._plans.cache),
+            cache_size_limit=self._plans.cache.limit,
         )
 
     def replan(self) -> None:
@@ -269,7 +223,7 @@ class PlannedModule(nn.Module):
         library's code reads.
         """
         with self._lock:
-            self._plans.clear()
+            self._plans.forget()
 
     def poison(self, byte: int = 0xFF) -> None:
         """Overwrite the buffers that are free between two calls; the next call must not notice.
@@ -282,7 +236,7 @@ class PlannedModule(nn.Module):
         """
         if self._turn.is_taken:
             raise StepModeError("the buffer holds activations that a backward still needs")
-        pool_of(self._current.executor.step.captured.device).poison(byte)
+        pool_of(self._plans.current.executor.step.captured.device).poison(byte)
 
     def report(self, eager: Recording | None = None) -> StepReport:
         """Compare the plan with eager and say how the last call was served; tables when printed.
@@ -297,8 +251,8 @@ class PlannedModule(nn.Module):
         Raises:
             RecordingError: if nothing was recorded.
         """
-        steps = self._current.steps
-        inputs = pytree.tree_map_only(TensorSpec, _on_meta, self._current.example)
+        steps = self._plans.current.steps
+        inputs = pytree.tree_map_only(TensorSpec, _on_meta, self._plans.current.example)
         request = replace(self._request, inputs=inputs, mode=steps[0].captured.mode)
         return report_on(steps, self.plan, request, self.stats, eager)
 

@@ -53,6 +53,7 @@ class CachedPlan:
         saw_gradients: True if the last forward saw a ``.grad``; None before the first.
         clears_gradients: False if gradients were still there at the forward after they were made.
         may_leave_gradients: False once gradients that were left in the buffer could not be moved.
+        uses: the number of calls that it was found for.
     """
 
     key: Hashable
@@ -67,6 +68,7 @@ class CachedPlan:
     saw_gradients: bool | None = None
     clears_gradients: bool = True
     may_leave_gradients: bool = True
+    uses: int = 0
 
     def choose_executor(self, sees_gradients: bool, limit: TimeLimit) -> None:
         """Choose by what earlier backwards of such a forward did, or plan for it.
@@ -178,6 +180,7 @@ class PlanCache:
     def _used(self, plan: CachedPlan) -> CachedPlan:
         self._plans.remove(plan)
         self._plans.append(plan)
+        plan.uses += 1
         return plan
 
     def _has_layouts(self, plan: CachedPlan) -> bool:

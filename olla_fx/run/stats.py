@@ -37,6 +37,7 @@ class StepStats:
         replans: the number of calls at which a step was planned again because model or optimizer changed.
         stock_runs: the number of calls that ran with the stock allocator because the buffer held the
             activations of a forward whose backward was still to come.
+        eager_runs: the number of calls that the model itself ran, since no plan was there for them.
         is_busy: True if the buffer holds such activations now.
         cached_plans: the number of plans that the module keeps.
         cache_size_limit: the number of plans that it may keep.
@@ -49,6 +50,7 @@ class StepStats:
     graphed: GraphedStep | None
     replans: int
     stock_runs: int
+    eager_runs: int
     is_busy: bool
     cached_plans: int
     cache_size_limit: int
@@ -76,6 +78,7 @@ class StepReport:
             ("requests served outside, outputs", f"{counts.outputs:,}"),
             ("requests served outside, unexpected", f"{counts.outside:,}"),
             ("requests on worker threads", f"{counts.requests_on_worker_threads:,}"),
+            ("calls that ran in eager", f"{self.stats.eager_runs:,}"),
         ]
         return f"{format_table(self.plan.rows_of_totals())}\n\n{format_table(rows)}"
 

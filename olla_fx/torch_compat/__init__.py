@@ -68,10 +68,11 @@ from olla_fx.torch_compat.tensors import (
     tensors_fit,
     version_of,
 )
-from olla_fx.torch_compat.tracing import new_nodes_marked, trace_functional
+from olla_fx.torch_compat.tracing import lazy_graph_module, new_nodes_marked, trace_functional
 from olla_fx.torch_compat.versions import (
     NEWEST_TESTED,
     OLDEST_TESTED,
+    extensions_folder,
     warn_if_newer_than_tested,
 )
 
@@ -99,6 +100,7 @@ __all__ = [
     "capturing",
     "children_of",
     "direct_call",
+    "extensions_folder",
     "graph_is_kept",
     "has_optimizer_pre_hooks",
     "in_different_storages",
@@ -109,6 +111,7 @@ __all__ = [
     "is_recomputing",
     "is_transformed",
     "kernel_settings",
+    "lazy_graph_module",
     "module_hooks",
     "new_fake_mode",
     "new_nodes_marked",

@@ -12,17 +12,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._dispatch import python as _python_dispatch
 from torch._functorch._aot_autograd import functional_utils as _functional
 from torch._higher_order_ops import wrap as _wrap
 from torch._subclasses import functional_tensor as _functional_tensor
+from torch.fx import _lazy_graph_module
+from torch.fx import config as _config
 from torch.fx.experimental import proxy_tensor as _proxy_tensor
 from torch.nn.modules import activation as _activation
 from torch.utils import checkpoint as _checkpoint
 
 from olla_fx.torch_compat.composite import composite_operators_as_in_eager
 from olla_fx.torch_compat.patches import PATCHING
+
+_NO_STACK_TRACES = "do_not_emit_stack_traces"
 
 
 def trace_functional(
@@ -63,6 +67,8 @@ def trace_functional(
         fake_mode,
         torch.autograd.set_multithreading_enabled(False),
         _python_dispatch.enable_python_dispatcher(),
+        _without_stack_traces(),
+        _lazy_graph_module._use_lazy_graph_module(True),
         composite_operators_as_in_eager(),
         _fused_inference_layers(),
         _checkpoints_as_in_eager(),
@@ -79,6 +85,35 @@ def trace_functional(
 
 
 _FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+
+
+def lazy_graph_module(root: nn.Module, graph: fx.Graph, name: str = "GraphModule") -> fx.GraphModule:
+    """Return a graph module whose code is written when it is first called or printed.
+
+    ``fx`` writes and compiles the code of every graph module, and keeps the text for good.
+
+    Args:
+        root: has the attributes that the graph reads.
+        graph: of the module.
+        name: of its class.
+    """
+    return _lazy_graph_module._LazyGraphModule(root, graph, name)
+
+
+@contextlib.contextmanager
+def _without_stack_traces() -> Iterator[None]:
+    """Keep the tracer from noting for each node the lines of code that led to it.
+
+    Nothing here reads them, and Python keeps every file that it looks a line up in. A release that has no
+    such setting notes them.
+    """
+    with PATCHING:
+        original = getattr(_config, _NO_STACK_TRACES, None)
+        setattr(_config, _NO_STACK_TRACES, True)
+        try:
+            yield
+        finally:
+            setattr(_config, _NO_STACK_TRACES, original)
 
 
 @contextlib.contextmanager

@@ -228,7 +228,7 @@ class WholeStep(EagerAndPlanned):
         self._forgets = "cache_size_limit" in options
         self._kinds_of_batches: set[str] = set()
         self._unsettled_runs = 0
-        options = {"solver": "none", **options}
+        options = {"solver": "none", "fallback": "raise", **options}
         self.step = olla_fx.optimize(model, example, loss_fn=loss_fn, optimizer=self.optimizers[1], **options)
 
     def train_eager(self, batch: Batch) -> Any:
@@ -300,7 +300,7 @@ class OwnLoop(EagerAndPlanned):
         """
         super().__init__(model, make_optimizer)
         self.loss_fn, self.context = loss_fn, context
-        self.step = olla_fx.optimize(model, example, **{"solver": "none", **options})
+        self.step = olla_fx.optimize(model, example, **{"solver": "none", "fallback": "raise", **options})
 
     def losses(self, batch: Batch) -> list[torch.Tensor]:
         """Run forward and loss of both from the same random numbers, and return the losses, compared."""
@@ -390,7 +390,7 @@ def check_inference(
         options: of :func:`olla_fx.optimize`.
     """
     model.eval()
-    step = olla_fx.optimize(model, examples[0], **{"solver": "none", **options})
+    step = olla_fx.optimize(model, examples[0], **{"solver": "none", "fallback": "raise", **options})
     for index, example in enumerate(examples, 1):
         with torch.no_grad():
             expected = model(*example)

@@ -226,7 +226,7 @@ def test_a_planned_module_in_a_compiled_model():
     """The model itself is compiled, in one graph."""
     eager = mlp()
     model = copy.deepcopy(eager)
-    planned = olla_fx.optimize(model, vectors(1)[0][0], solver="none")
+    planned = olla_fx.optimize(model, vectors(1)[0][0], solver="none", fallback="raise")
     compiled = torch.compile(planned, backend=dynamo.backend, fullgraph=True)
     for x, y in vectors(3):
         for module in (eager, compiled):

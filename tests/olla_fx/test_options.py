@@ -41,7 +41,7 @@ def test_an_unknown_option_names_a_similar_one():
     with pytest.raises(OptionError, match="did you mean accumulation_steps"):
         olla_fx.plan(mlp().eval(), torch.ones(4, 6), accumulation_step=2)
     with pytest.raises(OptionError, match="one of solver, time_limit"):
-        olla_fx.optimize(mlp().eval(), torch.ones(4, 6), mode="inference")
+        olla_fx.optimize(mlp().eval(), torch.ones(4, 6), mode="inference", fallback="raise")
 
 
 def test_options_are_no_dictionary():

@@ -121,7 +121,12 @@ def test_saving_and_loading(plan, tmp_path):
 def test_a_recorded_plan_is_saved_with_its_workspaces(tmp_path):
     model = SmallNet()
     step = olla_fx.optimize(
-        model, images(1)[0], loss_fn=F.cross_entropy, optimizer=sgd(model.parameters()), solver="none"
+        model,
+        images(1)[0],
+        loss_fn=F.cross_entropy,
+        optimizer=sgd(model.parameters()),
+        solver="none",
+        fallback="raise",
     )
     before = step.plan
     step(*images(1)[0])

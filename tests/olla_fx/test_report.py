@@ -27,7 +27,12 @@ def test_tables_are_aligned_columns():
 def test_a_steps_report_says_plan_and_service():
     model = mlp()
     step = olla_fx.optimize(
-        model, vectors(1)[0], loss_fn=F.cross_entropy, optimizer=sgd(model.parameters()), solver="none"
+        model,
+        vectors(1)[0],
+        loss_fn=F.cross_entropy,
+        optimizer=sgd(model.parameters()),
+        solver="none",
+        fallback="raise",
     )
     for x, y in vectors(2):
         step(x, y)
@@ -47,7 +52,7 @@ def test_a_steps_report_says_plan_and_service():
 
 
 def own_loop(model, x, loss_fn):
-    step = olla_fx.optimize(model, x, solver="none")
+    step = olla_fx.optimize(model, x, solver="none", fallback="raise")
     for _ in range(2):
         model.zero_grad()
         loss_fn(step(x)).backward()

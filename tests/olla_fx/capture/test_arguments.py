@@ -41,4 +41,6 @@ def test_time_limits(time_limit):
 def test_an_unknown_solver_is_refused_before_capturing():
     model = nn.Sequential(nn.LazyLinear(3))
     with pytest.raises(SolverUnavailableError, match="unknown solver 'scip'; one of auto, cbc"):
-        olla_fx.optimize(model, vectors(1)[0], loss_fn=F.cross_entropy, optimizer=None, solver="scip")
+        olla_fx.optimize(
+            model, vectors(1)[0], loss_fn=F.cross_entropy, optimizer=None, solver="scip", fallback="raise"
+        )

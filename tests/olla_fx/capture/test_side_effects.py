@@ -74,8 +74,8 @@ def test_a_tensor_that_forward_replaces_is_refused(update, name, mode):
     model, (x, target) = Averaging(update), vectors(1)[0]
     plan = {
         "training": lambda: WholeStep(model, sgd, (x, target)),
-        "inference": lambda: olla_fx.optimize(model.eval(), (x,), solver="none"),
-        "own loop": lambda: olla_fx.optimize(model.train(), (x,), solver="none"),
+        "inference": lambda: olla_fx.optimize(model.eval(), (x,), solver="none", fallback="raise"),
+        "own loop": lambda: olla_fx.optimize(model.train(), (x,), solver="none", fallback="raise"),
     }[mode]
     with pytest.raises(CaptureError, match=f"(?s)'{name}'.*copy_, mul_"):
         plan()

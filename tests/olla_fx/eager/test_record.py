@@ -134,7 +134,7 @@ def test_interrupted_work_is_not_planned():
         def forward(self, x):
             return noisy(self.body(x))
 
-    step = olla_fx.optimize(Noisy().eval(), torch.ones(4, 6))
+    step = olla_fx.optimize(Noisy().eval(), torch.ones(4, 6), fallback="raise")
     step(torch.ones(4, 6))
     for _ in range(5):
         step(torch.ones(4, 6))
@@ -172,7 +172,7 @@ def planned_with_scratch():
     """Return a planned inference, and a function that calls it with scratch memory, compared with eager."""
     model = Scratch().eval()
     growing.scratch = 1000
-    step = olla_fx.optimize(model, torch.ones(4, 6))
+    step = olla_fx.optimize(model, torch.ones(4, 6), fallback="raise")
 
     def outside(scratch):
         growing.scratch = scratch

@@ -68,7 +68,9 @@ def test_a_model_that_writes_to_its_input_runs_without_a_graph(device):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.add_(1.0) * 2
 
-    module = olla_fx.optimize(Writes().eval(), torch.zeros(3, device=device), cuda_graph=True, solver="none")
+    module = olla_fx.optimize(
+        Writes().eval(), torch.zeros(3, device=device), cuda_graph=True, solver="none", fallback="raise"
+    )
     for _ in range(5):
         module(torch.zeros(3, device=device))
     assert module.stats.graphed.captures == 0
@@ -111,6 +113,7 @@ def test_a_capture_that_fails_leaves_everything_as_it_was(device):
         optimizer=SGD(model.parameters()),
         solver="none",
         cuda_graph=True,
+        fallback="raise",
     )
     stream = torch.cuda.current_stream(device)
     for _ in range(3):
@@ -132,7 +135,9 @@ def test_a_capture_that_fails_leaves_everything_as_it_was(device):
 
 def test_a_graph_that_the_caller_captures_does_not_use_the_buffer(device):
     x = torch.zeros(2, 3, 16, 16, device=device)
-    module = olla_fx.optimize(SmallNet().to(device).eval(), x, solver="none", cuda_graph=True)
+    module = olla_fx.optimize(
+        SmallNet().to(device).eval(), x, solver="none", cuda_graph=True, fallback="raise"
+    )
     for _ in range(5):
         module(x)
     replays, served = module.stats.graphed.replays, module.stats.counts
@@ -146,7 +151,9 @@ def test_a_graph_that_the_caller_captures_does_not_use_the_buffer(device):
 
 def test_a_graph_serves_calls_with_and_without_inference_mode(device):
     x = torch.zeros(2, 3, 16, 16, device=device)
-    module = olla_fx.optimize(SmallNet().to(device).eval(), x, solver="none", cuda_graph=True)
+    module = olla_fx.optimize(
+        SmallNet().to(device).eval(), x, solver="none", cuda_graph=True, fallback="raise"
+    )
     for _ in range(5):
         with torch.inference_mode():
             module(x)

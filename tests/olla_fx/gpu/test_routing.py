@@ -51,7 +51,7 @@ def test_models_are_served_but_for_the_loss(device, name):
     batch = tuple(tensor.to(device) for tensor in case.inputs)
     model = case.model.to(device)
     step = olla_fx.optimize(
-        model, batch, loss_fn=case.loss_fn, optimizer=SGD(model.parameters()), solver="none"
+        model, batch, loss_fn=case.loss_fn, optimizer=SGD(model.parameters()), solver="none", fallback="raise"
     )
     for _ in range(4):
         step(*batch)
@@ -125,7 +125,7 @@ def test_a_switch_of_streams_disturbs_no_plan(device):
 def test_the_callers_own_loop_is_served_but_for_outputs_and_gradients(device):
     model = SmallNet().to(device)
     x, y = batch_on(device)
-    module = olla_fx.optimize(model, x, solver="none")
+    module = olla_fx.optimize(model, x, solver="none", fallback="raise")
     for _ in range(4):
         F.cross_entropy(module(x), y).backward()
     trained = [parameter for parameter in model.parameters() if parameter.grad is not None]
@@ -137,7 +137,7 @@ def test_the_callers_own_loop_is_served_but_for_outputs_and_gradients(device):
 def test_a_model_that_moves_to_the_gpu_takes_its_buffer_along(device):
     model = SmallNet().eval()
     x = torch.zeros(2, 3, 16, 16)
-    module = olla_fx.optimize(model, x, solver="none")
+    module = olla_fx.optimize(model, x, solver="none", fallback="raise")
     for _ in range(3):
         module(x)
     module.to(device)
@@ -181,7 +181,7 @@ def test_a_second_device_in_a_step_is_left_to_the_stock_allocator(device):
         pytest.skip("needs two CUDA devices")
     other = torch.device("cuda", 1 - device.index)
     x = torch.zeros(2, 8, device=device)
-    module = olla_fx.optimize(Elsewhere(other).to(device).eval(), x, solver="none")
+    module = olla_fx.optimize(Elsewhere(other).to(device).eval(), x, solver="none", fallback="raise")
     for _ in range(4):
         module(x)
     assert module.stats.binding == "buffer"

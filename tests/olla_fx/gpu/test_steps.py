@@ -134,7 +134,7 @@ def test_the_measured_peak_is_the_planned_one(device):
     model = model.to(device)
     optimizer = MOMENTUM(model.parameters())
     x, y = torch.randn(512, 256, device=device), torch.randint(5, (512,), device=device)
-    step = olla_fx.optimize(model, (x, y), loss_fn=F.cross_entropy, optimizer=optimizer)
+    step = olla_fx.optimize(model, (x, y), loss_fn=F.cross_entropy, optimizer=optimizer, fallback="raise")
     for _ in range(4):
         step(x, y)
     gc.collect()
@@ -190,7 +190,9 @@ def test_cuda_graphs_equal_eager(device, kind):
 def test_a_graph_on_another_stream_waits_for_the_one_before(device):
     """The second call's input must not reach the graph while the first one is still to run."""
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).to(device).eval()
-    module = olla_fx.optimize(model, torch.zeros(32, 64, device=device), solver="none", cuda_graph=True)
+    module = olla_fx.optimize(
+        model, torch.zeros(32, 64, device=device), solver="none", cuda_graph=True, fallback="raise"
+    )
     inputs = [torch.randn(32, 64, device=device) for _ in range(2)]
     for _ in range(5):
         module(inputs[0])
@@ -242,10 +244,16 @@ def test_a_graph_needs_an_optimizer_that_keeps_its_numbers_in_tensors(device):
     ):
         with pytest.raises(UnsupportedOptimizerError, match=message):
             olla_fx.optimize(
-                model, batch, loss_fn=F.cross_entropy, optimizer=optimizer, cuda_graph=True, solver="none"
+                model,
+                batch,
+                loss_fn=F.cross_entropy,
+                optimizer=optimizer,
+                cuda_graph=True,
+                solver="none",
+                fallback="raise",
             )
     with pytest.raises(CaptureError, match="whole training step or an inference"):
-        olla_fx.optimize(model, batch[0], cuda_graph=True, solver="none")
+        olla_fx.optimize(model, batch[0], cuda_graph=True, solver="none", fallback="raise")
 
 
 def test_steps_on_changing_streams_equal_eager(device):
@@ -309,7 +317,12 @@ def test_a_buffer_that_does_not_fit_says_how_much_is_missing(device):
     model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 5)).to(device)
     x, y = torch.randn(4096, 1024, device=device), torch.randint(5, (4096,), device=device)
     step = olla_fx.optimize(
-        model, (x, y), loss_fn=F.cross_entropy, optimizer=optim.SGD(model.parameters()), solver="none"
+        model,
+        (x, y),
+        loss_fn=F.cross_entropy,
+        optimizer=optim.SGD(model.parameters()),
+        solver="none",
+        fallback="raise",
     )
     torch.cuda.empty_cache()
     _, total_bytes = torch.cuda.mem_get_info(device)

@@ -100,7 +100,7 @@ def _equal(planned: olla_fx.PlannedModule, eager: nn.Module) -> None:
 def test_other_values_in_a_module(change: str) -> None:
     eager = Reader().eval()
     model = copy.deepcopy(eager)
-    planned = olla_fx.optimize(model, torch.randn(3, 4), solver="none")
+    planned = olla_fx.optimize(model, torch.randn(3, 4), solver="none", fallback="raise")
     _equal(planned, eager)
     CHANGES[change](model)
     CHANGES[change](eager)
@@ -114,7 +114,7 @@ def test_other_values_in_a_class(change: str, inherited: bool) -> None:
     base = type("Base", (Reader,), {})
     eager = type("Own", (base,), {})().eval()
     model = copy.deepcopy(eager)
-    planned = olla_fx.optimize(model, torch.randn(3, 4), solver="none")
+    planned = olla_fx.optimize(model, torch.randn(3, 4), solver="none", fallback="raise")
     _equal(planned, eager)
     setattr(base if inherited else type(model), *CLASS_CHANGES[change])
     _equal(planned, eager)
@@ -125,7 +125,7 @@ def test_other_values_in_a_class(change: str, inherited: bool) -> None:
 def test_a_gradient_that_is_wanted_later(key: str) -> None:
     eager = Reader()
     model = copy.deepcopy(eager)
-    planned = olla_fx.optimize(model, torch.randn(3, 4), solver="none")
+    planned = olla_fx.optimize(model, torch.randn(3, 4), solver="none", fallback="raise")
     x = torch.randn(3, 4)
     for wanted in (False, True, True, False):
         for holder, called in ((eager, eager), (model, planned)):
@@ -139,7 +139,7 @@ def test_a_gradient_that_is_wanted_later(key: str) -> None:
 def test_an_equal_value_needs_one_close_look() -> None:
     model = Reader().eval()
     x = torch.randn(3, 4)
-    planned = olla_fx.optimize(model, x, solver="none")
+    planned = olla_fx.optimize(model, x, solver="none", fallback="raise")
     captured = capture(StepRequest(model, (x,), Mode.INFERENCE))
     prologue = Prologue(captured, model, None, None, initial_state)
     values = prologue.run([x])

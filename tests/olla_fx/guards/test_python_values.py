@@ -173,7 +173,9 @@ def test_a_loss_with_a_trained_parameter():
         optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1, momentum=0.9)
         for model, loss in zip((eager, planned), losses, strict=True)
     ]
-    step = olla_fx.optimize(planned, vectors(1)[0], loss_fn=losses[1], optimizer=optimizers[1])
+    step = olla_fx.optimize(
+        planned, vectors(1)[0], loss_fn=losses[1], optimizer=optimizers[1], fallback="raise"
+    )
     for x, y in vectors(4):
         optimizers[0].zero_grad()
         loss = losses[0](eager(x), y)
@@ -230,7 +232,7 @@ def test_a_criterion_that_a_loss_function_encloses():
 def planned(model=None, loss_fn=F.cross_entropy):
     model = model or mlp()
     optimizer = sgd(model.parameters())
-    step = olla_fx.optimize(model, vectors(1)[0], loss_fn=loss_fn, optimizer=optimizer)
+    step = olla_fx.optimize(model, vectors(1)[0], loss_fn=loss_fn, optimizer=optimizer, fallback="raise")
     step(*vectors(1)[0])
     return step, model, optimizer
 

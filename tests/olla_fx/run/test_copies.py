@@ -54,13 +54,15 @@ def test_a_copy_of_an_own_loop_and_of_an_inference(remake):
     assert pair.step.state_dict().keys() == original.state_dict().keys()
     addresses = [{p.data_ptr() for p in step.parameters()} for step in (original, pair.step)]
     assert not set.intersection(*addresses)
-    inference = olla_fx.optimize(mlp().eval(), vectors(1)[0][0])
+    inference = olla_fx.optimize(mlp().eval(), vectors(1)[0][0], fallback="raise")
     assert_same(inference(vectors(1)[0][0]), remake(inference)(vectors(1)[0][0]), "inference")
 
 
 def test_a_planned_module_within_a_copied_model():
     model = mlp()
-    outer = copy.deepcopy(nn.Sequential(olla_fx.optimize(model, vectors(1)[0][0]), nn.Linear(3, 3)))
+    outer = copy.deepcopy(
+        nn.Sequential(olla_fx.optimize(model, vectors(1)[0][0], fallback="raise"), nn.Linear(3, 3))
+    )
     x, y = vectors(1)[0]
     F.cross_entropy(outer(x), y).backward()
     assert all(parameter.grad is not None for parameter in outer.parameters())
@@ -100,7 +102,7 @@ def note_sum(module, inputs, output):
 @pytest.mark.parametrize("remake", [copied, pickled])
 def test_a_copy_keeps_hooks_and_attributes_of_the_planned_module(remake):
     x = vectors(1)[0][0]
-    module = olla_fx.optimize(mlp(), x)
+    module = olla_fx.optimize(mlp(), x, fallback="raise")
     module.register_forward_hook(note_sum)
     module.note = {"epoch": 3}
     other = remake(module)
@@ -120,6 +122,7 @@ def test_a_loss_without_a_name_cannot_be_pickled():
         (x, y),
         loss_fn=lambda output, target: F.cross_entropy(output, target),
         optimizer=sgd(model.parameters()),
+        fallback="raise",
     )
     with pytest.raises(olla_fx.OllaError, match=r"lambda> cannot be pickled.*with def"):
         pickle.dumps(step)

@@ -22,7 +22,7 @@ def request(make_optimizer, **options) -> StepRequest:
 def test_a_graph_on_the_cpu_is_refused_by_name():
     model = nn.Linear(3, 2).eval()
     with pytest.raises(CaptureError, match="needs model and inputs on a CUDA device; they are on cpu"):
-        olla_fx.optimize(model, torch.zeros(1, 3), cuda_graph=True)
+        olla_fx.optimize(model, torch.zeros(1, 3), cuda_graph=True, fallback="raise")
 
 
 def test_a_graph_of_the_callers_own_loop_is_refused():
@@ -63,4 +63,4 @@ def test_arithmetic_for_graphs_is_refused_outside_of_cuda(name):
     optimizer = getattr(optim, name)(model.parameters(), capturable=True)
     batch = torch.zeros(4, 3), torch.zeros(4, dtype=torch.long)
     with pytest.raises(UnsupportedOptimizerError, match="capturable=True outside of CUDA"):
-        olla_fx.optimize(model, batch, loss_fn=F.cross_entropy, optimizer=optimizer)
+        olla_fx.optimize(model, batch, loss_fn=F.cross_entropy, optimizer=optimizer, fallback="raise")

@@ -38,7 +38,9 @@ def train(rank, folder):
         for kind in ("eager", "planned"):
             model = make_model()
             module = (
-                model if kind == "eager" else olla_fx.optimize(model, torch.ones(2, 3, 8, 8), solver="none")
+                model
+                if kind == "eager"
+                else olla_fx.optimize(model, torch.ones(2, 3, 8, 8), solver="none", fallback="raise")
             )
             parallel = nn.parallel.DistributedDataParallel(module)
             optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1, momentum=0.9)

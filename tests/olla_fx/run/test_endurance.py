@@ -23,9 +23,9 @@ def test_a_thousand_steps_of_resnet18(loop):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     x, y = torch.randn(2, 3, 32, 32), torch.tensor([1, 2])
     if loop == "whole":
-        step = olla_fx.optimize(model, (x, y), loss_fn=F.cross_entropy, optimizer=optimizer)
+        step = olla_fx.optimize(model, (x, y), loss_fn=F.cross_entropy, optimizer=optimizer, fallback="raise")
     else:
-        step = olla_fx.optimize(model, x)
+        step = olla_fx.optimize(model, x, fallback="raise")
     sizes = []
     for index in range(1000):
         if loop == "whole":

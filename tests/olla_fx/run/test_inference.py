@@ -25,7 +25,7 @@ def test_inference_follows_the_models_weights():
 
 def test_inference_refuses_training_mode():
     model = mlp().eval()
-    step = olla_fx.optimize(model, torch.ones(4, 6), solver="none")
+    step = olla_fx.optimize(model, torch.ones(4, 6), solver="none", fallback="raise")
     model.train()
     with pytest.raises(StepModeError, match=r"model\.eval\(\)"):
         step(torch.ones(4, 6))
@@ -33,7 +33,7 @@ def test_inference_refuses_training_mode():
 
 def test_inference_in_inference_mode():
     model = mlp().eval()
-    step = olla_fx.optimize(model, torch.ones(4, 6), solver="none")
+    step = olla_fx.optimize(model, torch.ones(4, 6), solver="none", fallback="raise")
     with torch.inference_mode():
         for x, _ in vectors(3):
             assert_same(model(x), step(x), "answer")
@@ -43,19 +43,19 @@ def test_inference_in_inference_mode():
 
 def test_one_tensor_needs_no_tuple():
     model = mlp().eval()
-    step = olla_fx.optimize(model, torch.ones(4, 6), solver="none")
+    step = olla_fx.optimize(model, torch.ones(4, 6), solver="none", fallback="raise")
     with torch.no_grad():
         assert torch.equal(model(torch.ones(4, 6)), step(torch.ones(4, 6)))
 
 
 def test_a_model_without_parameters():
-    step = olla_fx.optimize(nn.Softmax(1).eval(), torch.ones(4, 6), solver="none")
+    step = olla_fx.optimize(nn.Softmax(1).eval(), torch.ones(4, 6), solver="none", fallback="raise")
     for _ in range(3):
         assert torch.equal(step(torch.eye(4, 6)), torch.eye(4, 6).softmax(1))
 
 
 def test_a_model_that_does_nothing():
-    step = olla_fx.optimize(nn.Identity().eval(), torch.ones(4, 6), solver="none")
+    step = olla_fx.optimize(nn.Identity().eval(), torch.ones(4, 6), solver="none", fallback="raise")
     for _ in range(3):
         assert torch.equal(step(torch.eye(4, 6)), torch.eye(4, 6))
     assert step.plan.buffer_bytes == 0

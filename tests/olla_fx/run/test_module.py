@@ -18,9 +18,9 @@ from tests.olla_fx.helpers import mlp, sgd, vectors
 def test_a_planned_module_within_a_model_that_is_planned():
     model, head = mlp(), nn.Linear(3, 3)
     eager = copy.deepcopy(nn.Sequential(model, head))
-    outer = nn.Sequential(olla_fx.optimize(model, torch.ones(4, 6)), head)
+    outer = nn.Sequential(olla_fx.optimize(model, torch.ones(4, 6), fallback="raise"), head)
     x, y = vectors(1)[0]
-    step = olla_fx.optimize(outer, x, solver="none")
+    step = olla_fx.optimize(outer, x, solver="none", fallback="raise")
     for _ in range(3):
         for called in (eager, step):
             F.cross_entropy(called(x), y).backward()
@@ -74,7 +74,7 @@ def test_attributes_of_the_model():
 def test_an_attribute_of_the_model_is_not_hidden(name):
     model = mlp()
     setattr(model, name, 7)
-    step = olla_fx.optimize(model, vectors(1)[0][0], solver="none")
+    step = olla_fx.optimize(model, vectors(1)[0][0], solver="none", fallback="raise")
     assert getattr(step, name) == 7
     setattr(step, name, 8)
     assert getattr(model, name) == getattr(step, name) == 8

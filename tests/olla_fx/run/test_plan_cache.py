@@ -49,6 +49,7 @@ def test_the_plan_that_was_not_used_for_longest_goes_first():
         optimizer=sgd(model.parameters()),
         cache_size_limit=2,
         solver="none",
+        fallback="raise",
     )
     had_a_plan = []
     for size in (2, 3, 2, 4, 2, 3):
@@ -83,8 +84,8 @@ def test_a_discriminator_that_is_frozen_in_every_step():
         nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1)),
     )
     eager = copy.deepcopy(models)
-    generator = olla_fx.optimize(models[0], torch.randn(5, 4), solver="none")
-    discriminator = olla_fx.optimize(models[1], torch.randn(5, 6), solver="none")
+    generator = olla_fx.optimize(models[0], torch.randn(5, 4), solver="none", fallback="raise")
+    discriminator = olla_fx.optimize(models[1], torch.randn(5, 6), solver="none", fallback="raise")
     optimizers, eager_optimizers = ([sgd(model.parameters()) for model in pair] for pair in (models, eager))
     plans = []
     for _ in range(20):
@@ -170,10 +171,15 @@ def test_a_replaced_module_is_not_kept_by_its_plan(mode):
     model, (x, y) = mlp(), vectors(1)[0]
     if mode == "training":
         optimizer = MOMENTUM(model.parameters())
-        step = olla_fx.optimize(model, (x, y), loss_fn=F.cross_entropy, optimizer=optimizer, solver="none")
+        step = olla_fx.optimize(
+            model, (x, y), loss_fn=F.cross_entropy, optimizer=optimizer, solver="none", fallback="raise"
+        )
         batch = x, y
     else:
-        step, batch = olla_fx.optimize(model.train(mode == "own loop"), x, solver="none"), (x,)
+        step, batch = (
+            olla_fx.optimize(model.train(mode == "own loop"), x, solver="none", fallback="raise"),
+            (x,),
+        )
     step(*batch)
     layer = model[0]
     references = [weakref.ref(layer), weakref.ref(layer.weight)]
@@ -201,4 +207,4 @@ def test_shapes_are_planned_once_each():
 @pytest.mark.parametrize("cache_size_limit", [0, -1, 1.5, None, "x", True])
 def test_meaningless_limits_are_refused(cache_size_limit):
     with pytest.raises(OptionError, match="cache_size_limit"):
-        olla_fx.optimize(mlp(), torch.ones(4, 6), cache_size_limit=cache_size_limit)
+        olla_fx.optimize(mlp(), torch.ones(4, 6), cache_size_limit=cache_size_limit, fallback="raise")

@@ -20,7 +20,7 @@ from tests.olla_fx.helpers import SmallNet, images, mlp, sgd, vectors
 
 def planned_mlp():
     model = mlp()
-    return model, olla_fx.optimize(model, vectors(1)[0][0], solver="none")
+    return model, olla_fx.optimize(model, vectors(1)[0][0], solver="none", fallback="raise")
 
 
 @pytest.mark.parametrize("context", [nullcontext, torch.no_grad])
@@ -68,7 +68,9 @@ def test_several_backwards_at_once_are_refused():
 def test_a_whole_step_is_not_transformed():
     model = mlp()
     x, y = vectors(1)[0]
-    step = olla_fx.optimize(model, (x, y), loss_fn=F.cross_entropy, optimizer=sgd(model.parameters()))
+    step = olla_fx.optimize(
+        model, (x, y), loss_fn=F.cross_entropy, optimizer=sgd(model.parameters()), fallback="raise"
+    )
     before = copy.deepcopy(model)
     with pytest.raises(StepModeError, match=r"torch\.func"):
         torch.vmap(step)(x[None], y[None])

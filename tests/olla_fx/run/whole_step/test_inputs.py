@@ -49,7 +49,9 @@ def test_inputs_in_one_storage():
     for writes in (False, True):
         model = Sum(writes)
         example = (torch.ones(4, 6), torch.ones(4, 6), torch.ones(4, dtype=torch.long))
-        step = olla_fx.optimize(model, example, loss_fn=F.cross_entropy, optimizer=sgd(model.parameters()))
+        step = olla_fx.optimize(
+            model, example, loss_fn=F.cross_entropy, optimizer=sgd(model.parameters()), fallback="raise"
+        )
         overlapping = (storage[:4], storage[1:], example[2])
         if writes:
             with pytest.raises(StepInputError, match="input 0 shares its storage with input 1"):
@@ -106,7 +108,10 @@ def test_parameters_on_the_meta_device_are_refused_at_a_call(mode):
     if mode == "training":
         step, batch = WholeStep(model, sgd, (x, y)).step, (x, y)
     else:
-        step, batch = olla_fx.optimize(model.train(mode == "own loop"), x, solver="none"), (x,)
+        step, batch = (
+            olla_fx.optimize(model.train(mode == "own loop"), x, solver="none", fallback="raise"),
+            (x,),
+        )
     model.to("meta")
     # A whole step sees first that the optimizer holds the parameters from before.
     with pytest.raises(OllaError, match=r"meta device|no parameter of the model"):

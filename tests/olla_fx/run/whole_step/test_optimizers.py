@@ -82,7 +82,12 @@ def test_fused_is_close_and_says_so_once(make, options):
     optimizers = [make(model.parameters(), fused=True, **options) for model in (eager, planned)]
     with pytest.warns(UserWarning, match=f"fused {make.__name__} is captured as its single-tensor") as warned:
         step = olla_fx.optimize(
-            planned, vectors(1)[0], loss_fn=F.cross_entropy, optimizer=optimizers[1], solver="none"
+            planned,
+            vectors(1)[0],
+            loss_fn=F.cross_entropy,
+            optimizer=optimizers[1],
+            solver="none",
+            fallback="raise",
         )
     assert len([warning for warning in warned if "fused" in str(warning.message)]) == 1
     with warnings.catch_warnings():

@@ -46,7 +46,12 @@ def test_losses_outlive_later_steps(shape):
         model.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten()])
     x, y = torch.randn(2, 3, 8, 8), torch.randint(5, (2, *shape))
     step = olla_fx.optimize(
-        model, (x, y), loss_fn=F.cross_entropy, optimizer=MOMENTUM(model.parameters()), solver="none"
+        model,
+        (x, y),
+        loss_fn=F.cross_entropy,
+        optimizer=MOMENTUM(model.parameters()),
+        solver="none",
+        fallback="raise",
     )
     losses, values = [], []
     for _ in range(3):
@@ -130,7 +135,9 @@ def test_optimizer_post_hooks_run():
     optimizer = sgd(model.parameters())
     seen = []
     optimizer.register_step_post_hook(lambda *arguments: seen.append(arguments[0]))
-    step = olla_fx.optimize(model, vectors(1)[0], loss_fn=F.cross_entropy, optimizer=optimizer, solver="none")
+    step = olla_fx.optimize(
+        model, vectors(1)[0], loss_fn=F.cross_entropy, optimizer=optimizer, solver="none", fallback="raise"
+    )
     assert not seen
     for x, y in vectors(3):
         step(x, y)
@@ -142,7 +149,7 @@ def test_optimizer_pre_hooks_are_refused():
     optimizer = sgd(model.parameters())
     optimizer.register_step_pre_hook(lambda *_: None)
     with pytest.raises(UnsupportedOptimizerError, match="pre-hooks"):
-        olla_fx.optimize(model, vectors(1)[0], loss_fn=F.cross_entropy, optimizer=optimizer)
+        olla_fx.optimize(model, vectors(1)[0], loss_fn=F.cross_entropy, optimizer=optimizer, fallback="raise")
 
 
 def test_a_step_under_ambient_autocast_equals_eager():
@@ -210,7 +217,9 @@ def test_a_training_call_in_eval_mode():
     model = SmallNet()
     example = (torch.ones(2, 3, 8, 8), torch.zeros(2, dtype=torch.long))
     optimizer = sgd(model.parameters())
-    step = olla_fx.optimize(model, example, loss_fn=F.cross_entropy, optimizer=optimizer, solver="none")
+    step = olla_fx.optimize(
+        model, example, loss_fn=F.cross_entropy, optimizer=optimizer, solver="none", fallback="raise"
+    )
     before = copy.deepcopy(model.state_dict())
     model.eval()
     with pytest.raises(StepModeError, match=r"model\.train\(\)"):

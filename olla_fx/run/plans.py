@@ -1,0 +1,211 @@
+"""Finds or makes the plan of a call, or says that the model itself is to run it.
+
+There is a plan for each kind of call (shapes and types of the inputs and, in the caller's own loop, whether
+gradients are wanted and which modules train); if model or optimizer changed in a way that a plan depends
+on, the step is planned again, unless a plan was made for that state before.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from olla_fx.capture import Mode, StepRequest, TensorSpec
+from olla_fx.capture import optimizer as optimizers
+from olla_fx.capture.types import LateRequest
+from olla_fx.compile import CompiledStep, CompileRequest, compile_step
+from olla_fx.errors import NumberNotLateError, OllaError
+from olla_fx.guards import Prologue
+from olla_fx.run.calls import Call, call_kind, what_differs
+from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
+from olla_fx.run.executor import Executor
+from olla_fx.run.late_numbers import LateNumbers
+from olla_fx.run.new_kinds import NewKinds
+from olla_fx.run.plan_cache import CachedPlan, PlanCache
+from olla_fx.time_limit import TimeLimit
+from olla_fx.torch_compat import pytree
+from olla_solvers.effort.freed_memory import return_freed_memory
+
+logger = logging.getLogger(__name__)
+
+
+class Plans:
+    """The plans of one module.
+
+    Attributes:
+        cache: those that it has.
+        current: what the last planned call ran.
+        new_kinds: the kinds of calls that have none.
+        replans: the number of calls at which a step was planned again because model or optimizer changed.
+    """
+
+    current: CachedPlan
+
+    def __init__(self, request: StepRequest) -> None:
+        """Make the first plan.
+
+        Args:
+            request: what the module is for, with the example.
+        """
+        self._request = replace(request, inputs=())
+        self.cache = PlanCache(request.options.cache_size_limit)
+        self.new_kinds = NewKinds()
+        self._late_numbers = LateNumbers()
+        self.replans = 0
+        self._refusals: set[str] = set()
+        call = Call.of(request.mode, request.inputs)
+        kind = call_kind(request.model, request.mode, request.inputs)
+        self.current = self._make(call, kind, TimeLimit(request.options.time_limit, plans=0))
+
+    @property
+    def falls_back(self) -> bool:
+        """True if calls without a plan run in eager."""
+        return self._request.options.fallback == "eager"
+
+    def of(self, call: Call, limit: TimeLimit) -> tuple[CachedPlan, list[Any]] | None:
+        """Return the plan of a call and the values of its placeholders; None if it is to run in eager.
+
+        Args:
+            call: any.
+            limit: for planning.
+
+        Raises:
+            OllaError: if it cannot be planned, and the options ask for that.
+            StepInputError: if an input cannot be used with the plan that fits.
+        """
+        fitting = self.cache.fitting(call.key, call.tensors)
+        if isinstance(fitting, tuple):
+            self.current, _ = fitting
+            self.new_kinds.note_use(self.current.uses)
+            return fitting
+        kind = call_kind(self._request.model, self._request.mode, call.inputs)
+        reason = fitting.get(kind)
+        late = self._late_numbers.request(self.cache.alike(call.key))
+        if not self.falls_back:
+            self.current = self._make_again(call, kind, limit, reason, late)
+        elif not self._plan_new(call, kind, limit, reason, late):
+            return None
+        return self.current, self.current.prologue.gather(call.tensors)
+
+    def _plan_new(
+        self,
+        call: Call,
+        kind: tuple[Mode, Hashable],
+        limit: TimeLimit,
+        reason: str | None,
+        late: LateRequest | None,
+    ) -> bool:
+        """Plan a call that no plan fits if that is worth it; return False if it is to run in eager."""
+        # Calls that differ by numbers that may become inputs are one kind, whatever these are.
+        changes = self.current.prologue.changes() if late is None else late.changes
+        if reason is None and self.cache.gradient_strides(call.key, kind):
+            self.new_kinds.plans_next = True  # a known kind, whose gradients come in another layout
+        if self.new_kinds.is_worth_a_plan((call.key, kind), changes):
+            try:
+                self.current = self._make_again(call, kind, limit, reason, late)
+            except NumberNotLateError:
+                logger.info("another value of a number is another kind of call")
+            except OllaError as error:
+                self.new_kinds.refuse((call.key, kind), changes)
+                self.note_refusal(error)
+            else:
+                self.new_kinds.note_plan((call.key, kind))
+                return True
+        logger.info("running in eager: %s", reason or "a new kind of call")
+        if self.new_kinds.note_eager_call():
+            why = reason or what_differs(call.key, self.current.key)
+            warnings.warn(
+                _settled_text(type(self._request.model).__name__, why), RuntimeWarning, stacklevel=7
+            )
+        return False
+
+    def note_refusal(self, error: OllaError) -> None:
+        """Warn, once for each reason, that a kind of call runs in eager."""
+        text = str(error)
+        if text not in self._refusals:
+            self._refusals.add(text)
+            warnings.warn(
+                f"a kind of call of {type(self._request.model).__name__} cannot be planned and runs in "
+                f"eager: {text} (fallback='raise' makes this an error)",
+                RuntimeWarning,
+                stacklevel=7,
+            )
+
+    def forget(self) -> None:
+        """Forget all plans; the next call is planned."""
+        self.cache.clear()
+        self.new_kinds.forget()
+
+    def _make_again(
+        self,
+        call: Call,
+        kind: tuple[Mode, Hashable],
+        limit: TimeLimit,
+        reason: str | None,
+        late: LateRequest | None,
+    ) -> CachedPlan:
+        """Make the plan of a later call."""
+        lost = self.cache.drop_lost()
+        self.replans += lost
+        logger.info("planning %s", f"again: {reason}" if reason else "for a new kind of call")
+        # The order of another size or state is a good one to begin with.
+        planned = self._make(call, kind, limit, self.current.executor.step.plan.order, late)
+        self.replans += reason is not None and not lost
+        return planned
+
+    def _make(
+        self,
+        call: Call,
+        kind: tuple[Mode, Hashable],
+        limit: TimeLimit,
+        start: Sequence[str] | None = None,
+        late: LateRequest | None = None,
+    ) -> CachedPlan:
+        own = self._request
+        strides = self.cache.gradient_strides(call.key, kind)
+        request = replace(own, inputs=call.inputs, mode=kind[0], tangent_strides=strides)
+        compile_request = CompileRequest(request, limit=limit, start=start)
+        if late is None:
+            step, update = compile_step(compile_request)
+        else:
+            step, update = self._late_numbers.compile(compile_request, late, or_constants=not self.falls_back)
+        if own.options.cuda_graph:
+            check_graph_request(request, step.captured.device)
+        # It is compiled: what was captured of it is not needed again.
+        step = replace(step, captured=replace(step.captured, update=None))
+        prologue = Prologue(
+            step.captured,
+            own.model,
+            own.loss_fn,
+            own.optimizer,
+            optimizers.initial_state,
+            differentiates=own.mode is Mode.AUTOGRAD and torch.is_grad_enabled(),
+        )
+        # Kinds of the example, not the example: a batch is large.
+        example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, call.inputs)
+        planned = CachedPlan(call.key, kind, *self._runners(step), prologue, example)
+        if update is not None:
+            executor, graphed = self._runners(update)
+            planned = replace(planned, update=replace(planned, executor=executor, graphed=graphed))
+        self.cache.add(planned)
+        return_freed_memory()
+        return planned
+
+    def _runners(self, step: CompiledStep) -> tuple[Executor, GraphedStep | None]:
+        # Only the user's objects: plans are made again from the compile request, without its inputs.
+        executor = Executor(CompileRequest(self._request), step)
+        graphed = GraphedStep(step.captured, executor) if self._request.options.cuda_graph else None
+        return executor, graphed
+
+
+def _settled_text(model: str, why: str) -> str:
+    return (
+        f"most calls of {model} run in eager, since they keep changing: {why}. Give it inputs of a few sizes "
+        "(pad them, or sort them into buckets), and keep what changes at every call in a tensor: an input or "
+        "a buffer, which a plan reads anew"
+    )
