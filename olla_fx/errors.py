@@ -35,6 +35,21 @@ class CaptureError(OllaError):
     """The model's step cannot be captured as one graph: says which part of the model and why."""
 
 
+class NumberNotLateError(CaptureError):
+    """A step cannot be captured with a number as its input: the number's value decides more than results.
+
+    Attributes:
+        names: of the numbers that are known to be at fault; empty if any may be.
+        is_lasting: False if it may well be possible for other values.
+    """
+
+    def __init__(self, names: tuple[str, ...], reason: str, *, is_lasting: bool = True) -> None:
+        """Say why; it is caught, and the step captured with constants."""
+        super().__init__(f"{', '.join(names) or 'a number'} cannot be an input of the graph: {reason}")
+        self.names = names
+        self.is_lasting = is_lasting
+
+
 class UnsupportedOptimizerError(CaptureError):
     """The optimizer cannot be captured; names one that can."""
 

@@ -18,6 +18,7 @@ from torch import fx
 
 from olla_fx import torch_compat
 from olla_fx.capture.eager import FakeStep
+from olla_fx.capture.late_numbers import fingerprint, refuse_other_graph
 from olla_fx.capture.model_copy import refuse_side_effects
 from olla_fx.capture.questions import Questions
 from olla_fx.capture.refusals import (
@@ -98,6 +99,9 @@ def _captured(request: StepRequest, questions: Questions) -> CapturedStep:
         device=tracing.device,
         questions=questions.asked,
     )
+    if request.late is not None:
+        refuse_other_graph(captured, request.late)
+    captured = replace(captured, fingerprint=fingerprint(captured, {}))
     if update_graph is None:
         return captured
     nothing = OutputLayout(pytree.tree_structure([]), ())
@@ -126,11 +130,13 @@ def _trace(
     attributes = tracing.model_copy.attributes()
     with (
         explained(request.model),
+        tracing.late.traced(),
         torch.random.fork_rng(devices=[]),
         no_python_randomness(),
         torch_compat.attribute_reads() as tracing.reads,
     ):
         graph_module = torch_compat.trace_functional(tracing.step, tracing.flat_arguments, tracing.fake_mode)
+    tracing.late.finish(graph_module)
     refuse_side_effects(attributes, tracing.model_copy.attributes())
     refuse_effects(graph_module, len(tracing.inputs))
     refuse_baked_tensors(graph_module, request.modules())

@@ -28,6 +28,7 @@ from olla_fx.capture.gradients import (
     share_of_loss,
 )
 from olla_fx.capture.inputs import Constant, tensor_slots
+from olla_fx.capture.late_numbers import LateTracing
 from olla_fx.capture.model_copy import ModelCopy
 from olla_fx.capture.questions import Questions
 from olla_fx.capture.refusals import explained
@@ -64,6 +65,7 @@ class Tracing:
         differentiable: for each result of the answer, True if a tangent comes back for it, once traced.
         gradients: indices of the inputs whose gradients follow the answer, once traced.
         recomputed: the number of operators that checkpoints run again, once traced.
+        late: the numbers that are bound late.
         layout: of the optimizer.
         state: of the optimizer, by parameter and key.
         device: where everything lives.
@@ -101,6 +103,8 @@ class Tracing:
         self._add_model_tensors()
         if request.optimizer is not None:
             self._add_optimizer(request.optimizer)
+        self.late = LateTracing(request, self.model_copy, self.fake_mode)
+        self.late.add_inputs(self.inputs, self.flat_arguments)
         self._add_examples()
         if request.mode is Mode.AUTOGRAD:
             self._add_tangents()
@@ -111,7 +115,8 @@ class Tracing:
         """Return what the traced code read of its modules, as the user's own modules have it."""
         copies = {id(copy): (name, self._originals[name]) for name, copy in self.model_copy.modules.items()}
         known = frozenset((slot.owner, slot.key) for places in self.slots for slot in places)
-        return Reads.of(self.reads, copies, known, self.request.loss_fn)
+        reads = Reads.of(self.reads, copies, known, self.request.loss_fn)
+        return replace(reads, late=self.late.binding())
 
     def _tensor(self, slot: TensorSlot) -> torch.Tensor:
         tensor: torch.Tensor = slot.table(self._originals[slot.owner])[slot.key]
@@ -196,7 +201,7 @@ class Tracing:
         eager = FakeStep(self.request, questions=self._questions)
         with explained(self.request.model), torch.random.fork_rng(devices=[]):
             outputs = eager.forward()
-        self.aliases = eager.aliases(outputs)
+        self.aliases = [self.late.moved(alias, len(self.slots)) for alias in eager.aliases(outputs)]
         pairs = zip(outputs, self.aliases, strict=True)
         made = [output for output, alias in pairs if alias is None and output.requires_grad]
         if not made:
@@ -215,7 +220,8 @@ class Tracing:
         pairs = zip(self.inputs, flat, strict=True)
         self._mode.give([tensor for item, tensor in pairs if item.role is Role.EXAMPLE])
         with self._mode, torch_compat.saved_tensor_hooks_in_traces():
-            results = self._step(flat)
+            with self.late.in_place(self.inputs, flat, self.flat_arguments):
+                results = self._step(flat)
             self._mode.draws.end_recomputation()
         self.recomputed = self._mode.recomputed
         return results

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from olla_fx.errors import CaptureError
-from olla_fx.guards import Assumptions, Mode, Question, Role, TensorSlot, step_modules
+from olla_fx.guards import Assumptions, Mode, NumberSlot, Question, Role, TensorSlot, step_modules
 from olla_fx.options import Options
 from olla_fx.torch_compat import pytree
 
@@ -105,6 +105,7 @@ class CapturedStep(Assumptions):
         recomputed: how many operators are there a second time because the model checkpoints activations.
         micro_batches: how often it runs in a step, with one part of the batch after the other.
         questions: what Python asked about the inputs' values, in order; the graph holds for these answers.
+        fingerprint: tells one captured step from another.
         update: the weight update that follows several micro-batches; it has the same placeholders.
     """
 
@@ -116,6 +117,7 @@ class CapturedStep(Assumptions):
     recomputed: int
     micro_batches: int = 1
     questions: tuple[Question, ...] = ()
+    fingerprint: bytes = b""
     update: CapturedStep | None = None
 
     @functools.cached_property
@@ -137,6 +139,26 @@ class CapturedStep(Assumptions):
 
 
 @dataclass(frozen=True)
+class LateRequest:
+    """Numbers that a step is to read at every call.
+
+    Attributes:
+        slots: where they are.
+        fingerprint: of the same step, captured with some of them as constants: the two must be equal.
+        constants: these numbers as they were then, by name.
+    """
+
+    slots: tuple[NumberSlot, ...]
+    fingerprint: bytes
+    constants: Mapping[str, float]
+
+    @property
+    def changes(self) -> tuple[tuple[str, object], ...]:
+        """What differs from the base, whatever the numbers are."""
+        return tuple((name, "another number") for name in self.constants)
+
+
+@dataclass(frozen=True)
 class StepRequest:
     """A step that is to be captured.
 
@@ -151,6 +173,7 @@ class StepRequest:
             those of the outputs that they belong to.
         answers: what was answered to questions about inputs before, by the keys of their recipes, where the
             inputs may have no values.
+        late: numbers to bind late.
     """
 
     model: nn.Module
@@ -161,6 +184,7 @@ class StepRequest:
     options: Options = field(default_factory=Options)
     tangent_strides: tuple[tuple[int, ...], ...] = ()
     answers: Mapping[str, Any] = field(default_factory=dict)
+    late: LateRequest | None = None
 
     def modules(self) -> dict[str, nn.Module]:
         """Return all modules that the step runs, by name."""

@@ -35,6 +35,7 @@ _PREFIX = {
     Role.STATE: "state",
     Role.HYPERPARAMETER: "h",
     Role.SCALAR: "scalar",
+    Role.NUMBER: "number",
     Role.EXAMPLE: "input",
     Role.TANGENT: "tangent",
     Role.GRADIENT: "gradient",

@@ -10,6 +10,7 @@ from olla_fx.guards.inputs import (
     TensorSpec,
     step_modules,
 )
+from olla_fx.guards.numbers import LateBinding, NumberSlot
 from olla_fx.guards.optimizer import OptimizerLayout, ScalarSlot, TensorHyperparameter
 from olla_fx.guards.prologue import Mismatch, Prologue
 from olla_fx.guards.questions import Comparison, GivenInput, Question, QuestionGuard, Recipe
@@ -21,8 +22,10 @@ __all__ = [
     "Assumptions",
     "Comparison",
     "GivenInput",
+    "LateBinding",
     "Mismatch",
     "Mode",
+    "NumberSlot",
     "OptimizerLayout",
     "Prologue",
     "Question",

@@ -15,6 +15,7 @@ from torch import nn
 
 from olla_fx import torch_compat
 from olla_fx.guards.inputs import Facts, Mode, Role, StepInput, TensorSlot
+from olla_fx.guards.numbers import NumberSlot, can_be_late, changed
 from olla_fx.guards.optimizer import OptimizerGuard, OptimizerLayout
 from olla_fx.guards.reads import Reads
 from olla_fx.guards.snapshot import Same
@@ -74,6 +75,7 @@ class ExactComparison:
         self._present_modules = modules
         self._optimizer = optimizer
         self._gradients_count = differentiates or assumed.mode is not Mode.INFERENCE
+        self._numbers = {changed(slot): (slot, number) for slot, number in assumed.reads.numbers()}
         self._planned = {facts: list(facts()) for facts in self._all_facts()}
 
     def why_not(self) -> str | None:
@@ -91,6 +93,17 @@ class ExactComparison:
             for (reason, present), (_, planned) in zip(facts(), self._planned[facts], strict=False)
             if present != planned
         )
+
+    def changed_numbers(self) -> dict[NumberSlot, float] | None:
+        """Return the numbers for which alone the plan does not fit, as they were; None if there is more."""
+        numbers: dict[NumberSlot, float] = {}
+        for reason, _ in self.changes():
+            slot, number = self._numbers.get(reason, (None, 0.0))
+            present = None if slot is None else slot.read()
+            if slot is None or type(present) is not type(number) or not can_be_late(present):
+                return None
+            numbers[slot] = number
+        return numbers
 
     def lost(self) -> str | None:
         """Return which module or tensor is gone, or has another place or kind; None if none is."""

@@ -48,6 +48,8 @@ class Role(enum.StrEnum):
     STATE = "state"
     HYPERPARAMETER = "hyperparameter"
     SCALAR = "scalar"
+    NUMBER = "number"
+    """A Python number of the user's that is bound late."""
     EXAMPLE = "input"
     TANGENT = "tangent"
     GRADIENT = "gradient"
@@ -116,23 +118,25 @@ class StepInput:
     Attributes:
         role: where its value comes from.
         name: unique within its role, such as ``layer1.0.conv1.weight`` or ``group0.lr``.
-        spec: the tensor it was planned for; None for scalars.
+        spec: the tensor it was planned for; None for scalars and numbers.
         batch: of an input that is cut into micro-batches, the whole tensor; None for all others.
+        number: of a number, one with which the graph can be run.
     """
 
     role: Role
     name: str
     spec: TensorSpec | None
     batch: TensorSpec | None = None
+    number: float = 0.5
 
     def stand_in(self, meta_as: torch.device) -> Any:
-        """Return a new value of this kind: of a micro-batch the first part of a batch, of a scalar 0.5.
+        """Return a new value of this kind: of a micro-batch a batch's first part, of a number the number.
 
         Args:
             meta_as: the device for a tensor that is planned on the meta device.
         """
         if self.spec is None:
-            return 0.5
+            return self.number
         if self.batch is None:
             return self.spec.empty(meta_as=meta_as)
         return self.batch.empty(meta_as=meta_as)[: self.spec.shape[0]]

@@ -20,13 +20,14 @@ from olla_fx import torch_compat
 from olla_fx.errors import StepInputError
 from olla_fx.guards.exact import Assumptions, ExactComparison
 from olla_fx.guards.inputs import WANTS_GRADIENT, Mode, Role, step_modules
+from olla_fx.guards.numbers import NumberSlot
 from olla_fx.guards.optimizer import InitialState, OptimizerGuard
 from olla_fx.guards.source import prologue_source
 
-_NOT_SURE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+_NOT_SURE = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 """Errors that the generated function raises if something is absent."""
 
-_UNCHECKED = (Role.SCALAR, Role.EXAMPLE)
+_UNCHECKED = (Role.SCALAR, Role.NUMBER, Role.EXAMPLE)
 """Placeholders whose values are no tensors, or are told apart before a plan is asked."""
 
 
@@ -137,6 +138,10 @@ class Prologue:
         """Return what model and settings differ in from what the plan assumes."""
         return self._exact.changes()
 
+    def changed_numbers(self) -> dict[NumberSlot, float] | None:
+        """Return the numbers for which alone the plan does not fit, as they were; None if there is more."""
+        return self._exact.changed_numbers()
+
     def lost(self) -> str | None:
         """Return which module or tensor the model no longer has, so that the plan will never fit again."""
         return self._exact.lost()
@@ -164,7 +169,7 @@ class Prologue:
                     "memory with to_empty and load_state_dict"
                 )
         of_optimizer, created = self._optimizer.gather() if self._optimizer is not None else ([], {})
-        values += [*of_optimizer, *examples]
+        values += [*of_optimizer, *self._assumed.reads.late.gather(), *examples]
         self._refuse_overlaps(values)
         if self._optimizer is not None:  # only now: a call that is refused leaves it as it was
             self._optimizer.keep_created_state(created)

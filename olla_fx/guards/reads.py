@@ -28,6 +28,14 @@ from torch import fx, nn
 from olla_fx import torch_compat
 from olla_fx.guards import other_libraries
 from olla_fx.guards.inputs import Facts
+from olla_fx.guards.numbers import (
+    NO_NUMBERS,
+    LateBinding,
+    NumberFinder,
+    NumberSlot,
+    cell_or_globals,
+    is_number,
+)
 from olla_fx.guards.snapshot import CONTAINERS, PLAIN, Same, snapshot_of
 
 MODULE_TABLES = (
@@ -80,15 +88,30 @@ class GuardedAttribute:
     key: str
     is_input: bool
 
-    def snapshot(self, known: dict[int, object]) -> object:
-        """Take a snapshot of the value, or of its place; ``known`` ones, by identity, are shared."""
+    @property
+    def name(self) -> str:
+        """Its dotted path."""
+        return f"{self.owner}.{self.key}".lstrip(".")
+
+    def snapshot(self, known: dict[int, object], numbers: NumberFinder) -> object:
+        """Take a snapshot of the value, or of its place; ``known`` ones, by identity, are shared.
+
+        Args:
+            known: snapshots so far.
+            numbers: notes the numbers, which are left out.
+        """
         where, value = find(self.module, self.key)
         if where == CLASS and not isinstance(value, (*PLAIN, *CONTAINERS)):
             return Same(value)  # descriptors may keep values of all instances
         if self.is_input:
             return where
+        path = (("field", self.key),)
+        if where == OWN and is_number(value):
+            return numbers.note(NumberSlot(self.name, self.module, path), self.module, value)
         if id(value) not in known:
-            known[id(value)] = snapshot_of(value)
+            known[id(value)] = (
+                numbers.snapshot(self.name, self.module, path, value) if where == OWN else snapshot_of(value)
+            )
         return known[id(value)]
 
 
@@ -99,10 +122,12 @@ class Reads:
     Attributes:
         attributes: of modules.
         functions: the loss and the user's methods that modules ran, each after its name.
+        late: the numbers among them that are inputs of the graph.
     """
 
     attributes: tuple[GuardedAttribute, ...]
     functions: tuple[tuple[str, object], ...]
+    late: LateBinding = NO_NUMBERS
 
     @classmethod
     def of(
@@ -142,14 +167,48 @@ class Reads:
         return cls(tuple(attributes), tuple(functions))
 
     def facts(self) -> Facts:
-        """Yield what is said if a value changed, and a snapshot of the value."""
+        """Yield what is said if a value changed, and a snapshot of the value.
+
+        Numbers that may be bound late have a fact each, after all others.
+        """
+        numbers = NumberFinder()
+        yield from self._facts(numbers)
+        yield from numbers.facts(self.late)
+        yield from self.late.facts()
+
+    def numbers(self) -> list[tuple[NumberSlot, float]]:
+        """Return all numbers that may be bound late, with their present values."""
+        numbers = NumberFinder()
+        for _ in self._facts(numbers):
+            pass
+        return list(numbers.found.values())
+
+    def _facts(self, numbers: NumberFinder) -> Facts:
         known: dict[int, object] = {}
         for attribute in self.attributes:
             yield f"the class of {attribute.owner or 'the model'} changed", type(attribute.module)
-            label = f"{attribute.owner}.{attribute.key}".lstrip(".")
-            yield f"{label} changed", attribute.snapshot(known)
+            yield f"{attribute.name} changed", attribute.snapshot(known, numbers)
         for label, root in self.functions:
-            yield f"{label} changed", snapshot_of(function_values(root) or root)
+            yield f"{label} changed", _function_snapshot(label, root, numbers)
+
+
+def _function_snapshot(label: str, root: object, numbers: NumberFinder) -> object:
+    """Take a snapshot of what a function and those that it reaches read, or of an object that is called."""
+    functions = followed_functions(root)
+    if not functions:
+        return numbers.snapshot(label, root, (), root)
+    read: dict[str, object] = {}
+    for index, function in enumerate(functions):
+        for name, holder, _, value in variables(function):
+            named = f"{function.__qualname__}[{index}].{name}" if index else name
+            path = cell_or_globals(holder, name)
+            if not path:
+                read[named] = snapshot_of(value, depth=1)
+            elif is_number(value):
+                read[named] = numbers.note(NumberSlot(f"{label}: {named}", holder, path), holder, value)
+            else:
+                read[named] = numbers.snapshot(f"{label}: {named}", holder, path, value, depth=1)
+    return read
 
 
 def user_methods(reads: Iterable[tuple[nn.Module, str]]) -> list[types.FunctionType]:

@@ -25,7 +25,9 @@ from torch import nn
 
 from olla_fx import torch_compat
 
-_DEEPEST = 4
+DEEPEST = 4
+"""How deep objects are looked into."""
+_LONGEST_LIST = 64
 _LARGEST_ARRAY_BYTES = 1 << 16
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, np.generic)
@@ -66,13 +68,16 @@ def is_immutable(value: object) -> bool:
     return isinstance(value, _WITHOUT_PARTS)
 
 
-def snapshot_of(value: Any, *, versions: bool = False, depth: int = 0) -> object:
+def snapshot_of(
+    value: Any, *, versions: bool = False, depth: int = 0, without: frozenset[tuple[int, Any]] = frozenset()
+) -> object:
     """Return a description that differs if the object was changed.
 
     Args:
         value: anything.
         versions: True if writing to a tensor counts as a change, not only replacing it.
         depth: the depth at which the value was reached.
+        without: identity of an object and name in it of each part that may change.
     """
     kind = type(value)
     if kind in _COMPARED_AS_THEY_ARE:
@@ -86,17 +91,19 @@ def snapshot_of(value: Any, *, versions: bool = False, depth: int = 0) -> object
         return value.dtype.str, value.shape, value.tobytes()
     if issubclass(kind, _GENERATORS):
         return kind, _generator_state(value)
-    if depth == _DEEPEST or issubclass(kind, _WITHOUT_PARTS):
+    if depth == DEEPEST or issubclass(kind, _WITHOUT_PARTS):
         return Same(value)
     parts = _parts_of(value)
     if parts is None and issubclass(kind, Iterator):
         parts = _iterator_parts(value)
     if parts is None:
         return Same(value)
+    if without:
+        parts = [(name, None if (id(value), name) in without else part) for name, part in parts]
     return kind, [
         (name, type(part), part)
         if type(part) in _COMPARED_AS_THEY_ARE  # most parts are, and a call takes longer
-        else (name, snapshot_of(part, versions=versions, depth=depth + 1))
+        else (name, snapshot_of(part, versions=versions, depth=depth + 1, without=without))
         for name, part in parts
     ]
 
@@ -106,7 +113,7 @@ def leaves_within(value: object, path: str = "", depth: int = 0) -> Iterator[tup
     if isinstance(value, torch.Tensor | nn.Module):
         yield path, value
         return
-    for name, part in (_parts_of(value) or ()) if depth < _DEEPEST else ():
+    for name, part in (_parts_of(value) or ()) if depth < DEEPEST else ():
         yield from leaves_within(part, f"{path}.{name}" if path else str(name), depth + 1)
 
 
@@ -126,6 +133,37 @@ def _parts_of(value: Any) -> list[tuple[Any, Any]] | None:
     slots = [(name, getattr(value, name)) for name in _slot_names(kind) if hasattr(value, name)]
     fields = getattr(value, "__dict__", None)
     return slots or None if fields is None else [*slots, *fields.items()]
+
+
+def steps_of(value: Any) -> list[tuple[tuple[str, Any], Any]] | None:
+    """Return the parts of an object whose numbers may be replaced, each after the step that leads to it.
+
+    Returns:
+        For each part ``field`` of the object's ``__dict__``, ``item`` or ``attribute``, with its name; None
+        if the object is not of such a kind.
+    """
+    kind: Any = type(value)
+    if issubclass(kind, _WITHOUT_PARTS):
+        return None
+    if issubclass(kind, types.MethodType):
+        return [(("attribute", "__self__"), value.__self__), (("attribute", "__func__"), value.__func__)]
+    if issubclass(kind, dict):
+        return [(("item", key), part) for key, part in value.items()] if all(map(_is_name, value)) else None
+    if kind is list:
+        return (
+            [(("item", index), part) for index, part in enumerate(value)]
+            if len(value) <= _LONGEST_LIST
+            else None
+        )
+    if issubclass(kind, (*CONTAINERS, Mapping, Iterator, functools.partial, np.ndarray, *_GENERATORS)):
+        return None
+    if _slot_names(kind) or not hasattr(value, "__dict__"):
+        return None
+    return [(("field", name), part) for name, part in value.__dict__.items()]
+
+
+def _is_name(key: object) -> bool:
+    return type(key) is str
 
 
 @functools.lru_cache(maxsize=1024)

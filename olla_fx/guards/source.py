@@ -21,6 +21,7 @@ from torch import nn
 from olla_fx import torch_compat
 from olla_fx.guards.exact import Assumptions, ExactComparison
 from olla_fx.guards.inputs import Mode, Role, TensorSlot
+from olla_fx.guards.numbers import LateBinding, Place
 from olla_fx.guards.optimizer import OptimizerGuard
 from olla_fx.guards.reads import (
     ABSENT,
@@ -33,6 +34,7 @@ from olla_fx.guards.reads import (
     variables,
 )
 from olla_fx.guards.snapshot import CONTAINERS, is_immutable, snapshot_of
+from olla_fx.torch_compat import Expression
 
 
 def prologue_source(exact: ExactComparison, optimizer: OptimizerGuard | None) -> tuple[str, dict[str, Any]]:
@@ -46,12 +48,13 @@ def prologue_source(exact: ExactComparison, optimizer: OptimizerGuard | None) ->
         The text of a function ``prologue()``, and the objects by the names that it uses. It returns the
         step's tensors, and the values of all placeholders before the caller's inputs, or None.
     """
-    writer = _Writer()
     assumed = exact.assumed
+    writer = _Writer(assumed.reads.late.places())
     writer.write_settings(assumed)
     writer.write_modules(exact)
     writer.write_classes(assumed.reads.attributes)
     writer.write_functions(assumed.reads.functions)
+    late = writer.write_numbers(assumed.reads.late)
     locals_ = writer.write_tensors(assumed)
     tensors, of_optimizer = list(locals_.values()), list[str]()
     if optimizer is not None:
@@ -62,7 +65,7 @@ def prologue_source(exact: ExactComparison, optimizer: OptimizerGuard | None) ->
         f"    tensors = [{', '.join(tensors)}]",
         "    if not fit(*tensors):",
         "        return None",
-        f"    return tensors, [{', '.join([*locals_.values(), *of_optimizer])}]",
+        f"    return tensors, [{', '.join([*locals_.values(), *of_optimizer, *late])}]",
     ]
     return "\n".join([*writer.lines, ""]), writer.objects
 
@@ -70,7 +73,8 @@ def prologue_source(exact: ExactComparison, optimizer: OptimizerGuard | None) ->
 class _Writer:
     """Text under construction, and the objects that it names."""
 
-    def __init__(self) -> None:
+    def __init__(self, late: frozenset[Place]) -> None:
+        self._late = late
         self.lines = ["def prologue():"]
         self.objects: dict[str, Any] = {"ABSENT": ABSENT}
         self._names: dict[int, str] = {}
@@ -151,6 +155,8 @@ class _Writer:
             key, (where, value) = attribute.key, find(module, attribute.key)
             if where == "":
                 conditions += [f"{key!r} in d[{table!r}]" for table in TABLES]
+            elif (id(module), key) in self._late:
+                continue
             elif where not in (CLASS, "_modules") and not attribute.is_input:
                 conditions += self._replaced(
                     f"d[{key!r}]" if where == OWN else f"d[{where!r}][{key!r}]", value
@@ -172,7 +178,13 @@ class _Writer:
         return [self._differs(self.name("v", value), value)]
 
     def _differs(self, present: str, value: object) -> str:
-        return f"{self.name('call', snapshot_of)}({present}) != {self.name('snapshot', snapshot_of(value))}"
+        taken = self.name("call", snapshot_of)
+        planned = snapshot_of(value)
+        without = snapshot_of(value, without=self._late) if self._late else planned
+        if without == planned:
+            return f"{taken}({present}) != {self.name('snapshot', planned)}"
+        places = f"without={self.name('late', self._late)}"
+        return f"{taken}({present}, {places}) != {self.name('snapshot', without)}"
 
     def write_classes(self, attributes: Iterable[GuardedAttribute]) -> None:
         """Check for every class what it has of its own under the names that were read from its instances."""
@@ -195,11 +207,41 @@ class _Writer:
         functions = dict.fromkeys(function for _, root in roots for function in followed_functions(root))
         for function in functions:
             conditions = []
-            for _, holder, access, value in variables(function):
+            for name, holder, access, value in variables(function):
+                if (id(holder), name) in self._late:
+                    continue
                 conditions += self._replaced(f"{self.name('holder', holder)}{access}", value)
             self.refuse_if(conditions, function.__qualname__)
         for label, root in roots:
             self.refuse_if(self._within(root), label)
+
+    def write_numbers(self, late: LateBinding) -> list[str]:
+        """Read the late-bound numbers, check what the graph assumes of them; returns their local names."""
+        if not late.slots:
+            return []
+        self.lines.append("    # numbers")
+        names = [f"n{index}" for index in range(len(late.slots))]
+        conditions = []
+        for name, slot, kind in zip(names, late.slots, late.types, strict=True):
+            holder, (step, key) = self.name("holder", slot.holder()), slot.path[-1]
+            access = {"cell": ".cell_contents", "field": f".__dict__[{key!r}]"}.get(step, f"[{key!r}]")
+            self.lines.append(f"    {name} = {holder}{access}")
+            fits = f"{name} - {name} == 0.0" if kind is float else f"-{1 << 63} < {name} < {1 << 63}"
+            conditions.append(f"type({name}) is not {self.name('type', kind)} or not {fits}")
+        self.refuse_if(conditions)
+        for decision in late.decisions:
+            asked = self._expression(decision.question, names)
+            self.refuse_if([f"not {asked}" if decision.answer else asked])
+        return names
+
+    def _expression(self, expression: object, names: list[str]) -> str:
+        if not isinstance(expression, Expression):
+            return f"float('{expression}')" if isinstance(expression, float) else repr(expression)
+        if expression.function is None:
+            index: int = expression.arguments[0]
+            return names[index]
+        arguments = ", ".join(self._expression(argument, names) for argument in expression.arguments)
+        return f"{self.name('call', expression.function)}({arguments})"
 
     def write_tensors(self, assumed: Assumptions) -> dict[str, str]:
         """Check ties and gradient hooks; returns the local names of the model's tensors, in order."""

@@ -69,12 +69,12 @@ def use_dropout_without_temporaries(graph: fx.Graph) -> None:
 
 
 def use_scalars_directly(graph: fx.Graph, inputs: Sequence[StepInput]) -> None:
-    """Let late-bound scalars be Python numbers: drop the ``.item()`` of each, and checks of them."""
+    """Let late-bound numbers be Python's: drop the ``.item()`` of each, and checks of them."""
     for node in reversed(list(graph.nodes)):
         if node.target in _CHECKS:
             graph.erase_node(node)
     for node, step_input in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
-        if step_input.role is Role.SCALAR:
+        if step_input.role in (Role.SCALAR, Role.NUMBER):
             for user in list(node.users):
                 user.replace_all_uses_with(node)
                 graph.erase_node(user)

@@ -167,7 +167,7 @@ class PlanCache:
         Raises:
             StepInputError: if an input cannot be used with the plan that fits.
         """
-        plans = [plan for plan in reversed(self._plans) if plan.key == key and self._has_layouts(plan)]
+        plans = self.alike(key)
         reasons: dict[Hashable, str] = {}
         answering: list[CachedPlan] = []
         for plan in plans:
@@ -195,6 +195,14 @@ class PlanCache:
         """
         others = (plan.answers.other(examples) for plan in self._plans if plan.key == key)
         return frozenset(other[:2] for other in others if other is not None)
+
+    def answering(self, key: Hashable, examples: Sequence[torch.Tensor]) -> list[CachedPlan]:
+        """Return the plans for calls with such inputs that also answer alike; arguments as of :meth:`heard`."""
+        return [plan for plan in self.alike(key) if plan.answers.other(examples) is None]
+
+    def alike(self, key: Hashable) -> list[CachedPlan]:
+        """Return the plans for calls with such inputs, the one used last first."""
+        return [plan for plan in reversed(self._plans) if plan.key == key and self._has_layouts(plan)]
 
     def _used(self, plan: CachedPlan) -> CachedPlan:
         self._plans.remove(plan)

@@ -18,12 +18,14 @@ import torch
 
 from olla_fx.capture import Mode, StepRequest, TensorSpec
 from olla_fx.capture import optimizer as optimizers
+from olla_fx.capture.types import LateRequest
 from olla_fx.compile import CompiledStep, CompileRequest, compile_step
-from olla_fx.errors import OllaError
+from olla_fx.errors import NumberNotLateError, OllaError
 from olla_fx.guards import Prologue
 from olla_fx.run.calls import Call, call_kind, what_differs
 from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
 from olla_fx.run.executor import Executor
+from olla_fx.run.late_numbers import LateNumbers
 from olla_fx.run.new_kinds import NewKinds
 from olla_fx.run.plan_cache import CachedPlan, PlanCache
 from olla_fx.time_limit import TimeLimit
@@ -54,11 +56,12 @@ class Plans:
         self._request = replace(request, inputs=())
         self.cache = PlanCache(request.options.cache_size_limit)
         self.new_kinds = NewKinds()
+        self._late_numbers = LateNumbers()
         self.replans = 0
         self._refusals: set[str] = set()
         call = Call.of(request.mode, request.inputs)
         kind = call_kind(request.model, request.mode, request.inputs)
-        self.current = self._make(call, kind, TimeLimit(request.options.time_limit, plans=0), None)
+        self.current = self._make(call, kind, TimeLimit(request.options.time_limit, plans=0))
         # What is known of the first example says nothing about later inputs.
         self._request = replace(self._request, answers={})
 
@@ -85,23 +88,32 @@ class Plans:
             return fitting
         kind = call_kind(self._request.model, self._request.mode, call.inputs)
         reason = fitting.get(kind)
+        late = self._late_numbers.request(self.cache.answering(call.key, call.tensors))
         if not self.falls_back:
-            self.current = self._make_again(call, kind, limit, reason)
-        elif not self._plan_new(call, kind, limit, reason):
+            self.current = self._make_again(call, kind, limit, reason, late)
+        elif not self._plan_new(call, kind, limit, reason, late):
             return None
         return self.current, self.current.prologue.gather(call.tensors)
 
     def _plan_new(
-        self, call: Call, kind: tuple[Mode, Hashable], limit: TimeLimit, reason: str | None
+        self,
+        call: Call,
+        kind: tuple[Mode, Hashable],
+        limit: TimeLimit,
+        reason: str | None,
+        late: LateRequest | None,
     ) -> bool:
         """Plan a call that no plan fits if that is worth it; return False if it is to run in eager."""
-        changes = self.current.prologue.changes()
+        # Calls that differ by numbers that may become inputs are one kind, whatever these are.
+        changes = self.current.prologue.changes() if late is None else late.changes
         new_kind = call.key, kind, self.cache.heard(call.key, call.tensors)
         if reason is None and self.cache.gradient_strides(call.key, kind):
             self.new_kinds.plans_next = True  # a known kind, whose gradients come in another layout
         if self.new_kinds.is_worth_a_plan(new_kind, changes):
             try:
-                self.current = self._make_again(call, kind, limit, reason)
+                self.current = self._make_again(call, kind, limit, reason, late)
+            except NumberNotLateError:
+                logger.info("another value of a number is another kind of call")
             except OllaError as error:
                 self.new_kinds.refuse(new_kind, changes)
                 self.note_refusal(error)
@@ -134,24 +146,38 @@ class Plans:
         self.new_kinds.forget()
 
     def _make_again(
-        self, call: Call, kind: tuple[Mode, Hashable], limit: TimeLimit, reason: str | None
+        self,
+        call: Call,
+        kind: tuple[Mode, Hashable],
+        limit: TimeLimit,
+        reason: str | None,
+        late: LateRequest | None,
     ) -> CachedPlan:
         """Make the plan of a later call."""
         lost = self.cache.drop_lost()
         self.replans += lost
         logger.info("planning %s", f"again: {reason}" if reason else "for a new kind of call")
         # The order of another size or state is a good one to begin with.
-        planned = self._make(call, kind, limit, self.current.executor.step.plan.order)
+        planned = self._make(call, kind, limit, self.current.executor.step.plan.order, late)
         self.replans += reason is not None and not lost
         return planned
 
     def _make(
-        self, call: Call, kind: tuple[Mode, Hashable], limit: TimeLimit, start: Sequence[str] | None
+        self,
+        call: Call,
+        kind: tuple[Mode, Hashable],
+        limit: TimeLimit,
+        start: Sequence[str] | None = None,
+        late: LateRequest | None = None,
     ) -> CachedPlan:
         own = self._request
         strides = self.cache.gradient_strides(call.key, kind)
         request = replace(own, inputs=call.inputs, mode=kind[0], tangent_strides=strides)
-        step, update = compile_step(CompileRequest(request, limit=limit, start=start))
+        compile_request = CompileRequest(request, limit=limit, start=start)
+        if late is None:
+            step, update = compile_step(compile_request)
+        else:
+            step, update = self._late_numbers.compile(compile_request, late, or_constants=not self.falls_back)
         if own.options.cuda_graph:
             check_graph_request(request, step.captured.device)
         # It is compiled: what was captured of it is not needed again.

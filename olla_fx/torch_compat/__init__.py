@@ -29,6 +29,7 @@ from olla_fx.torch_compat.hooks import (
     run_optimizer_post_hooks,
     tensor_hooks,
 )
+from olla_fx.torch_compat.late_numbers import Decision, Expression, LateNumbers
 from olla_fx.torch_compat.modules import (
     NORM_TYPE,
     children_of,
@@ -95,6 +96,9 @@ __all__ = [
     "OLDEST_TESTED",
     "OPERATOR_TYPES",
     "UNINITIALIZED",
+    "Decision",
+    "Expression",
+    "LateNumbers",
     "OpOverload",
     "TorchDispatchMode",
     "answer_comparisons",

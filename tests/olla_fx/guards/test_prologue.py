@@ -218,7 +218,7 @@ def test_global_variables_of_a_forward_are_guarded(model: Model) -> None:
     assert prologue.check([X]) is None
     mismatch = prologue.run([X])
     assert isinstance(mismatch, Mismatch)
-    assert mismatch.reason == "what Model.forward reads changed"
+    assert mismatch.reason == "what Model.forward reads: SHIFT changed"
 
 
 OPTIMIZER_CHANGES: dict[str, Callable[[nn.Module, torch.optim.Optimizer], object]] = {
