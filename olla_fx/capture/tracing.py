@@ -29,7 +29,7 @@ from olla_fx.capture.gradients import (
 )
 from olla_fx.capture.inputs import Constant, tensor_slots
 from olla_fx.capture.model_copy import ModelCopy
-from olla_fx.capture.refusals import explained
+from olla_fx.capture.refusals import explained, refuse_new_layouts
 from olla_fx.capture.types import OutputAlias, OutputLayout, StepRequest, plan_device
 from olla_fx.errors import CaptureError
 from olla_fx.guards import (
@@ -210,13 +210,16 @@ class Tracing:
         """Run the whole step on its tensors; return flat copies of its results."""
         self._mode = EagerNumerics(keeps_draws=self.request.options.cuda_graph)
         with self._mode, torch_compat.saved_tensor_hooks_in_traces():
-            results = self._step(flat)
+            held = self._with_gradients(flat)
+            before = [torch_compat.layout_in_trace(tensor) for tensor in held]
+            results = self._step(flat, held)
+            after = [torch_compat.layout_in_trace(tensor) for tensor in held]
+            refuse_new_layouts(self.inputs, before, after)
             self._mode.draws.end_recomputation()
         self.recomputed = self._mode.recomputed
         return results
 
-    def _step(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        held = self._with_gradients(flat)
+    def _step(self, flat: Sequence[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         examples = [leaf.value if isinstance(leaf, Constant) else held[leaf] for leaf in self.example_leaves]
         arguments = pytree.tree_unflatten(examples, self.example_spec)
         names = [(step_input.role, step_input.name) for step_input in self.inputs]

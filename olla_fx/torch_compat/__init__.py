@@ -67,7 +67,7 @@ from olla_fx.torch_compat.tensors import (
     tensors_fit,
     version_of,
 )
-from olla_fx.torch_compat.tracing import new_nodes_marked, trace_functional
+from olla_fx.torch_compat.tracing import layout_in_trace, new_nodes_marked, trace_functional
 from olla_fx.torch_compat.versions import (
     NEWEST_TESTED,
     OLDEST_TESTED,
@@ -105,6 +105,7 @@ __all__ = [
     "is_recomputing",
     "is_transformed",
     "kernel_settings",
+    "layout_in_trace",
     "module_hooks",
     "new_fake_mode",
     "new_nodes_marked",
