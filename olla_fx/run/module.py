@@ -37,6 +37,7 @@ from olla_fx.run.calls import (
     refuse_transforms,
     shows_the_model,
 )
+from olla_fx.run.container import ContainerMethods
 from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
 from olla_fx.run.executor import Executor
 from olla_fx.run.micro_batches import run_micro_batches
@@ -50,7 +51,7 @@ from olla_fx.torch_compat import pytree
 logger = logging.getLogger(__name__)
 
 
-class PlannedModule(nn.Module):
+class PlannedModule(ContainerMethods, nn.Module):
     """A planned step; :func:`olla_fx.optimize` makes it.
 
     The model's own attributes are found on it. Its own names are few: ``plan``, ``graph_module``, ``stats``,
