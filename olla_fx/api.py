@@ -19,8 +19,8 @@ from olla_fx.capture.optimizer import warn_about_fused
 from olla_fx.compile import CompileRequest, compile_step, plan_of
 from olla_fx.errors import CaptureError, UnsupportedOptimizerError
 from olla_fx.options import Options, changed_options
-from olla_fx.plan import Plan
 from olla_fx.run import PlannedModule
+from olla_fx.step_plan import Plan
 
 LossFunction = Callable[..., torch.Tensor]
 

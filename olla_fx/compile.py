@@ -18,7 +18,7 @@ from olla_fx.capture import CapturedStep, Role, StepRequest, capture
 from olla_fx.dataflow import Dataflow, GradientsInBuffer, arrays_of_results, build_dataflow
 from olla_fx.emit import EmittedStep, emit
 from olla_fx.passes import run_passes
-from olla_fx.plan import Plan
+from olla_fx.step_plan import Plan
 from olla_fx.time_limit import TimeLimit
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import Problem

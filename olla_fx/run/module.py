@@ -27,7 +27,6 @@ from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.eager.record import Recording
 from olla_fx.errors import StepModeError
 from olla_fx.guards import Prologue
-from olla_fx.plan import Plan
 from olla_fx.run.autograd import Pass, PlannedFunction
 from olla_fx.run.calls import (
     call_key,
@@ -45,6 +44,7 @@ from olla_fx.run.pickling import carried, refuse_unnamed
 from olla_fx.run.plan_cache import CachedPlan, PlanCache, Strides
 from olla_fx.run.pool import Lease, Turn, pool_of
 from olla_fx.run.stats import StepReport, StepStats, report_on
+from olla_fx.step_plan import Plan
 from olla_fx.time_limit import TimeLimit
 from olla_fx.torch_compat import pytree
 

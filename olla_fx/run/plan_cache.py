@@ -23,9 +23,9 @@ from olla_fx.arena import RunCounts
 from olla_fx.compile import CompiledStep, plan_of
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.guards import Mismatch, Prologue
-from olla_fx.plan import Plan
 from olla_fx.run.cuda_graph import GraphedStep
 from olla_fx.run.executor import Executor
+from olla_fx.step_plan import Plan
 from olla_fx.time_limit import TimeLimit
 
 MOST_EXECUTORS = 4
