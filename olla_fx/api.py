@@ -19,6 +19,7 @@ from olla_fx.capture.optimizer import warn_about_fused
 from olla_fx.compile import CompileRequest, compile_step, plan_of
 from olla_fx.errors import CaptureError, UnsupportedOptimizerError
 from olla_fx.options import Options, changed_options
+from olla_fx.progress import Progress
 from olla_fx.run import PlannedModule
 from olla_fx.step_plan import Plan
 
@@ -103,8 +104,12 @@ def plan(
         SolverUnavailableError: if the solver is unknown or not installed.
     """
     request = _request(model, example_input, loss_fn, optimizer, changed_options(options, changes))
-    planned = plan_of(*compile_step(CompileRequest(request, runs=False)))
-    return replace(planned, baseline=follow_eager(request).baseline()) if baseline else planned
+    with Progress() as progress:
+        planned = plan_of(*compile_step(CompileRequest(request, runs=False, progress=progress)))
+        if not baseline:
+            return planned
+        progress.begin("eager baseline")
+        return replace(planned, baseline=follow_eager(request).baseline())
 
 
 def _request(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from functools import partial
 from typing import Any
 
 from olla_fx.cli.common import UsageError, check_folders, report
+from olla_fx.progress import Progress
 from olla_fx.report import format_bytes, format_table
 from olla_solvers.errors import ProblemError
 from olla_solvers.order import order
@@ -39,7 +41,10 @@ def run(parsed: argparse.Namespace) -> None:
     if parsed.joint:
         _run_joint(parsed, problem)
         return
-    schedule = order(problem, solver=parsed.solver, time_limit=parsed.time_limit)
+    with Progress() as progress:
+        progress.begin("order", f"{len(problem.operators):,} operators")
+        observer = partial(progress.note, "order")
+        schedule = order(problem, solver=parsed.solver, time_limit=parsed.time_limit, observer=observer)
     rows = [
         ("operators", f"{len(schedule.order):,}"),
         ("peak", format_bytes(schedule.peak_bytes)),

@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from functools import partial
 from typing import Any
 
 from olla_fx.cli.common import check_folders, report
+from olla_fx.progress import Progress
 from olla_fx.report import format_bytes, format_table
 from olla_solvers.place.search import compilation_so_far
 from olla_solvers.placer import METHODS, place_with
@@ -43,13 +45,16 @@ def run(parsed: argparse.Namespace) -> None:
     """
     check_folders(parsed.json, parsed.output)
     spans = read_spans(parsed.spans, capacity_bytes=parsed.capacity)
-    placement = place_with(
-        spans,
-        solver=parsed.solver,
-        method=parsed.method,
-        capacity_bytes=parsed.capacity,
-        time_limit=parsed.time_limit,
-    )
+    with Progress() as progress:
+        progress.begin("place", f"{len(spans):,} spans")
+        placement = place_with(
+            spans,
+            solver=parsed.solver,
+            method=parsed.method,
+            capacity_bytes=parsed.capacity,
+            time_limit=parsed.time_limit,
+            observer=partial(progress.note, "place"),
+        )
     if parsed.output == "-":
         sys.stdout.write(placement_text(spans, placement.offsets))
         return
