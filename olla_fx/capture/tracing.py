@@ -31,7 +31,7 @@ from olla_fx.capture.inputs import Constant, tensor_slots
 from olla_fx.capture.late_numbers import LateTracing
 from olla_fx.capture.model_copy import ModelCopy
 from olla_fx.capture.questions import Questions
-from olla_fx.capture.refusals import explained
+from olla_fx.capture.refusals import explained, refuse_new_layouts
 from olla_fx.capture.types import OutputAlias, OutputLayout, StepRequest, plan_device
 from olla_fx.errors import CaptureError
 from olla_fx.guards import (
@@ -220,14 +220,17 @@ class Tracing:
         pairs = zip(self.inputs, flat, strict=True)
         self._mode.give([tensor for item, tensor in pairs if item.role is Role.EXAMPLE])
         with self._mode, torch_compat.saved_tensor_hooks_in_traces():
+            held = self._with_gradients(flat)
+            before = [torch_compat.layout_in_trace(tensor) for tensor in held]
             with self.late.in_place(self.inputs, flat, self.flat_arguments):
-                results = self._step(flat)
+                results = self._step(flat, held)
+            after = [torch_compat.layout_in_trace(tensor) for tensor in held]
+            refuse_new_layouts(self.inputs, before, after)
             self._mode.draws.end_recomputation()
         self.recomputed = self._mode.recomputed
         return results
 
-    def _step(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        held = self._with_gradients(flat)
+    def _step(self, flat: Sequence[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         examples = [leaf.value if isinstance(leaf, Constant) else held[leaf] for leaf in self.example_leaves]
         arguments = pytree.tree_unflatten(examples, self.example_spec)
         names = [(step_input.role, step_input.name) for step_input in self.inputs]

@@ -22,7 +22,6 @@ from olla_fx.capture.questions import known_answers
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.eager.record import Recording
 from olla_fx.errors import StepInputError, StepModeError
-from olla_fx.plan import Plan
 from olla_fx.run.autograd import Pass, PlannedFunction
 from olla_fx.run.calls import (
     Call,
@@ -31,6 +30,7 @@ from olla_fx.run.calls import (
     refuse_transforms,
     shows_the_model,
 )
+from olla_fx.run.container import ContainerMethods
 from olla_fx.run.eager_step import run_in_eager
 from olla_fx.run.executor import Executor
 from olla_fx.run.micro_batches import run_micro_batches
@@ -39,11 +39,12 @@ from olla_fx.run.plan_cache import CachedPlan, Strides
 from olla_fx.run.plans import Plans
 from olla_fx.run.pool import Lease, Turn, pool_of
 from olla_fx.run.stats import StepReport, StepStats, report_on
+from olla_fx.step_plan import Plan
 from olla_fx.time_limit import TimeLimit
 from olla_fx.torch_compat import pytree
 
 
-class PlannedModule(nn.Module):
+class PlannedModule(ContainerMethods, nn.Module):
     """A planned step; :func:`olla_fx.optimize` makes it.
 
     The model's own attributes are found on it. Its own names are few: ``plan``, ``graph_module``, ``stats``,

@@ -24,10 +24,10 @@ from olla_fx.arena import RunCounts
 from olla_fx.compile import CompiledStep, plan_of
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.guards import Mismatch, Prologue
-from olla_fx.plan import Plan
 from olla_fx.run.answers import Answers
 from olla_fx.run.cuda_graph import GraphedStep
 from olla_fx.run.executor import Executor
+from olla_fx.step_plan import Plan
 from olla_fx.time_limit import TimeLimit
 
 MOST_EXECUTORS = 4
@@ -197,7 +197,7 @@ class PlanCache:
         return frozenset(other[:2] for other in others if other is not None)
 
     def answering(self, key: Hashable, examples: Sequence[torch.Tensor]) -> list[CachedPlan]:
-        """Return the plans for calls with such inputs that also answer alike; arguments as of :meth:`heard`."""
+        """Return the plans for calls with such inputs that also answer alike; see :meth:`heard`."""
         return [plan for plan in self.alike(key) if plan.answers.other(examples) is None]
 
     def alike(self, key: Hashable) -> list[CachedPlan]:

@@ -19,9 +19,9 @@ from olla_fx.compile import CompiledStep
 from olla_fx.eager.baseline import Signature, baseline_from_events, operator_signature
 from olla_fx.eager.record import Recording
 from olla_fx.errors import RecordingError
-from olla_fx.plan import Plan
 from olla_fx.report import format_table
 from olla_fx.run.cuda_graph import GraphedStep
+from olla_fx.step_plan import Plan
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ from olla_fx.torch_compat.state import (
     is_batched,
     is_observed,
     is_recomputing,
+    is_traced_by_torchscript,
     is_transformed,
     kernel_settings,
     on_real_tensors,
@@ -80,7 +81,12 @@ from olla_fx.torch_compat.tensors import (
     tensors_fit,
     version_of,
 )
-from olla_fx.torch_compat.tracing import lazy_graph_module, new_nodes_marked, trace_functional
+from olla_fx.torch_compat.tracing import (
+    layout_in_trace,
+    lazy_graph_module,
+    new_nodes_marked,
+    trace_functional,
+)
 from olla_fx.torch_compat.versions import (
     NEWEST_TESTED,
     OLDEST_TESTED,
@@ -124,8 +130,10 @@ __all__ = [
     "is_erased",
     "is_observed",
     "is_recomputing",
+    "is_traced_by_torchscript",
     "is_transformed",
     "kernel_settings",
+    "layout_in_trace",
     "lazy_graph_module",
     "lists_read_by",
     "module_hooks",

@@ -134,13 +134,15 @@ class Problem:
 
     @classmethod
     def load(cls, path: str | Path) -> Problem:
-        """Read a graph file.
+        """Read a graph file, or the graph in the file of a plan, under ``problem``.
 
         Raises:
             ProblemError: if the file is no JSON or no valid graph; the message names the file.
         """
         try:
-            return cls.from_json(read_document(path))
+            document = read_document(path)
+            is_plan = isinstance(document, Mapping) and "problem" in document
+            return cls.from_json(document["problem"] if is_plan else document)
         except ProblemError as error:
             raise ProblemError(f"{path}: {error}") from error
 
