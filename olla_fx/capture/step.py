@@ -18,6 +18,7 @@ from torch import fx
 
 from olla_fx import torch_compat
 from olla_fx.capture.eager import FakeStep
+from olla_fx.capture.formulas import Formulas, generalize, signatures_of
 from olla_fx.capture.model_copy import refuse_side_effects
 from olla_fx.capture.refusals import (
     explained,
@@ -27,7 +28,8 @@ from olla_fx.capture.refusals import (
     refuse_mixed_types,
 )
 from olla_fx.capture.tracing import Tracing
-from olla_fx.capture.types import CapturedStep, OutputLayout, StepRequest
+from olla_fx.capture.types import CapturedFamily, CapturedStep, OutputLayout, StepRequest
+from olla_fx.capture.varying import Symbols
 from olla_fx.errors import CaptureError
 from olla_fx.guards import Mode, Role, StepInput
 from olla_fx.torch_compat import pytree
@@ -53,13 +55,17 @@ def _capture(request: StepRequest) -> CapturedStep:
         tracing, graph_module = _trace(request, frozenset(tracing.without_gradient))
     if tracing.outputs is None:
         raise CaptureError(f"{type(request.model).__name__} returned nothing that can be captured")
+    family = (
+        None if tracing.symbols is None else _family(tracing, tracing.symbols, tracing.outputs, graph_module)
+    )
+    outputs = tracing.outputs if family is None else tracing.outputs.with_numbers(torch_compat.hint_of)
     update_graph = _trace_update(tracing) if request.runs_in_micro_batches else None
     captured = CapturedStep(
         mode=request.mode,
         graph_module=graph_module,
         inputs=tuple(tracing.inputs),
         written=_written(graph_module, tracing.inputs) | _written(update_graph, tracing.inputs),
-        outputs=tracing.outputs,
+        outputs=outputs,
         differentiable=tracing.differentiable,
         gradients=tracing.gradients,
         gradient_tangents=_tangents_of_gradients(graph_module, tracing),
@@ -69,12 +75,30 @@ def _capture(request: StepRequest) -> CapturedStep:
         state_keys={name: tuple(values) for name, values in tracing.state.items()},
         reads=tracing.baked_values(),
         device=tracing.device,
+        signatures=signatures_of(graph_module.graph) if family is None else (),
+        family=family,
     )
     if update_graph is None:
         return captured
     nothing = OutputLayout(pytree.tree_structure([]), ())
     update = replace(captured, graph_module=update_graph, outputs=nothing, recomputed=0)
     return replace(captured, micro_batches=request.options.accumulation_steps, update=update)
+
+
+def _family(
+    tracing: Tracing, symbols: Symbols, outputs: OutputLayout, graph_module: fx.GraphModule
+) -> CapturedFamily:
+    """Generalize a graph that was traced with symbolic sizes."""
+    formulas = Formulas(symbols)
+    generalize(graph_module, formulas)
+    inputs = {
+        index: (tuple(map(formulas.of, tensor.shape)), tuple(map(formulas.of, tensor.stride())))
+        for index, (tensor, item) in enumerate(zip(tracing.flat_arguments, tracing.inputs, strict=True))
+        if item.role in (Role.EXAMPLE, Role.TANGENT)
+    }
+    answer = outputs.with_numbers(formulas.of)
+    conditions = formulas.conditions(torch_compat.guards_of(tracing.fake_mode))
+    return CapturedFamily(symbols.varying, formulas.compiled(), conditions, inputs, answer)
 
 
 def _trace(request: StepRequest, unused: frozenset[str]) -> tuple[Tracing, fx.GraphModule]:

@@ -31,6 +31,7 @@ from olla_fx.capture.inputs import Constant, tensor_slots
 from olla_fx.capture.model_copy import ModelCopy
 from olla_fx.capture.refusals import explained
 from olla_fx.capture.types import OutputAlias, OutputLayout, StepRequest, plan_device
+from olla_fx.capture.varying import Symbols
 from olla_fx.errors import CaptureError
 from olla_fx.guards import (
     WANTS_GRADIENT,
@@ -67,6 +68,7 @@ class Tracing:
         state: of the optimizer, by parameter and key.
         device: where everything lives.
         example_leaves: for each leaf of the example, its index among the arguments, or the constant.
+        symbols: the sizes of inputs that are symbols, if any are.
     """
 
     def __init__(self, request: StepRequest, unused: frozenset[str]) -> None:
@@ -79,6 +81,7 @@ class Tracing:
         self.request = request
         self.unused = unused
         self.fake_mode = torch_compat.new_fake_mode()
+        self.symbols = None if request.varying is None else Symbols.new(request.varying, self.fake_mode)
         self._originals = request.modules()
         self.slots = tensor_slots(self._originals)
         self.model_copy = ModelCopy(request, self.slots)
@@ -114,10 +117,17 @@ class Tracing:
         tensor: torch.Tensor = slot.table(self._originals[slot.owner])[slot.key]
         return tensor
 
-    def _add(self, role: Role, name: str, spec: TensorSpec, batch: TensorSpec | None = None) -> torch.Tensor:
+    def _add(
+        self,
+        role: Role,
+        name: str,
+        spec: TensorSpec,
+        batch: TensorSpec | None = None,
+        symbolic: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         step_input = StepInput(role, name, spec, batch)
         with self.fake_mode:
-            fake: torch.Tensor = step_input.stand_in(self.device)
+            fake: torch.Tensor = step_input.stand_in(self.device) if symbolic is None else symbolic
         self.inputs.append(step_input)
         self.flat_arguments.append(fake)
         return fake
@@ -170,15 +180,27 @@ class Tracing:
         leaves, self.example_spec = pytree.tree_flatten(self.request.inputs)
         self.example_leaves: list[Any] = []
         first = micro_batches(leaves, self.request.options.accumulation_steps)[0]
+        symbolic = iter(self._symbolic_examples())
         for index, (leaf, part) in enumerate(zip(leaves, first, strict=True)):
             if isinstance(leaf, torch.Tensor):
                 if leaf.requires_grad and self.request.mode is Mode.TRAINING:
                     raise CaptureError(f"input {index} {WANTS_GRADIENT}")
                 batch = None if part is leaf else TensorSpec.of(leaf)
-                self._add(Role.EXAMPLE, str(index), TensorSpec.of(part), batch)
+                self._add(Role.EXAMPLE, str(index), TensorSpec.of(part), batch, next(symbolic, None))
                 self.example_leaves.append(len(self.flat_arguments) - 1)
             else:
                 self.example_leaves.append(Constant(leaf))
+
+    def _symbolic_examples(self) -> list[torch.Tensor]:
+        """Return stand-ins with symbolic sizes for the tensors of the example, if some sizes are symbols."""
+        if self.symbols is None:
+            return []
+        leaves = [leaf for leaf in pytree.tree_leaves(self.request.inputs) if isinstance(leaf, torch.Tensor)]
+        with self.fake_mode:
+            return [
+                self.symbols.stand_in(index, TensorSpec.of(leaf)).requires_grad_(leaf.requires_grad)
+                for index, leaf in enumerate(leaves)
+            ]
 
     def _add_gradients(self) -> None:
         """Add the tensors in which gradients accumulate, each in its parameter's layout."""
@@ -190,7 +212,7 @@ class Tracing:
 
     def _add_tangents(self) -> None:
         """Add a tangent for each output that has a gradient; a first run under fake tensors tells which."""
-        eager = FakeStep(self.request)
+        eager = FakeStep(self.request, self.fake_mode, self._symbolic_examples())
         with explained(self.request.model), torch.random.fork_rng(devices=[]):
             outputs = eager.forward()
         self.aliases = eager.aliases(outputs)
@@ -204,7 +226,13 @@ class Tracing:
             )
         strides = self.request.tangent_strides or tuple(output.stride() for output in made)
         for index, (output, stride) in enumerate(zip(made, strides, strict=True)):
-            self._add(Role.TANGENT, str(index), replace(TensorSpec.of(output.detach()), stride=stride))
+            spec = replace(TensorSpec.of(output.detach()), stride=stride)
+            if self.symbols is None:
+                self._add(Role.TANGENT, str(index), spec)
+                continue
+            with self.fake_mode:
+                tangent = spec.empty(meta_as=self.device)
+            self._add(Role.TANGENT, str(index), _at_hints(spec), symbolic=tangent)
 
     def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """Run the whole step on its tensors; return flat copies of its results."""
@@ -397,7 +425,7 @@ class Tracing:
             elif isinstance(leaf, torch.Tensor):
                 layout.append((True, len(results)))
                 results.append(leaf.detach().clone())
-            elif isinstance(leaf, int | float | bool | str | type(None)):
+            elif isinstance(leaf, int | float | bool | str | type(None) | torch.SymInt | torch.SymFloat):
                 layout.append((False, leaf))
             else:
                 raise CaptureError(
@@ -406,3 +434,9 @@ class Tracing:
                 )
         self.outputs = OutputLayout(spec, tuple(layout))
         return results
+
+
+def _at_hints(spec: TensorSpec) -> TensorSpec:
+    """Return a description with the symbols' hints in their places."""
+    shape, stride = (tuple(map(torch_compat.hint_of, numbers)) for numbers in (spec.shape, spec.stride))
+    return replace(spec, shape=shape, stride=stride)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 
 from olla_fx.capture import StepInput
 from olla_fx.dataflow import Dataflow
-from olla_fx.emit.codegen import generated_function
+from olla_fx.emit.codegen import generated_function, with_attributes
 from olla_fx.emit.graph import reordered_graphs
 from olla_fx.fx_graph import RECOMPUTED, storages_of
 from olla_solvers.plan import MemoryPlan
@@ -28,11 +28,25 @@ class EmittedStep:
         functions: for each phase, the generated function that runs it.
         placeholders_read: for each phase, the indices of the placeholders that it reads, other than in
             recomputations, which read what is there, as eager's do.
+        numbers: attributes of the graph modules that are others here, where sizes of the inputs vary.
     """
 
     phases: tuple[fx.GraphModule, ...]
     functions: tuple[Callable[..., Any], ...]
     placeholders_read: tuple[frozenset[int], ...]
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_numbers(self, numbers: Mapping[str, Any]) -> EmittedStep:
+        """Return the same code for other sizes of the inputs.
+
+        Args:
+            numbers: attributes of the graph modules.
+        """
+        functions = tuple(
+            with_attributes(function, phase, numbers)
+            for function, phase in zip(self.functions, self.phases, strict=True)
+        )
+        return EmittedStep(self.phases, functions, self.placeholders_read, numbers)
 
 
 def emit(

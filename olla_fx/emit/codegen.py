@@ -8,7 +8,7 @@ is looked up once. The graph module is still what is printed, recorded and read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
 
@@ -42,3 +42,28 @@ def generated_function(graph_module: fx.GraphModule) -> Callable[..., Any]:
     names: dict[str, Any] = {**type(graph_module).forward.__globals__, **operators}
     exec(compile(code, "<planned step>", "exec"), names)
     return MethodType(names["forward"], graph_module)
+
+
+class _Attributes:
+    """A graph module as generated code sees it, with other numbers."""
+
+    def __init__(self, graph_module: fx.GraphModule, numbers: Mapping[str, Any]) -> None:
+        self.__dict__.update(numbers)
+        self._graph_module = graph_module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._graph_module, name)
+
+
+def with_attributes(
+    function: Callable[..., Any], graph_module: fx.GraphModule, numbers: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return a generated function that finds other numbers as attributes of its graph module.
+
+    Args:
+        function: from :func:`generated_function`.
+        graph_module: what it was generated from.
+        numbers: by the attribute's name.
+    """
+    code: Any = getattr(function, "__func__", function)
+    return MethodType(code, _Attributes(graph_module, numbers))

@@ -6,6 +6,7 @@ from torch import fx
 
 from olla_fx import operators
 from olla_fx.capture import CapturedStep, Mode
+from olla_fx.fx_graph import Size, size_name
 from olla_fx.passes.boundary import mark_boundary
 from olla_fx.passes.cleanup import (
     drop_dead_copies,
@@ -30,8 +31,15 @@ def run_passes(captured: CapturedStep) -> fx.GraphModule:
     """
     graph_module = fx.GraphModule(captured.graph_module, _copy_of(captured.graph_module.graph))
     graph = graph_module.graph
+    if captured.family is not None:
+        numbers = captured.family.formulas(*captured.family.varying.hints)
+        for index, number in enumerate(numbers):
+            setattr(graph_module, size_name(Size(index)), number)
     drop_output_copies(graph)
     use_scalars_directly(graph, captured.inputs)
+    if captured.family is not None:
+        # What follows decides by numbers, those of the hints, and asks whether it would at other sizes, too.
+        propagate_fake_tensors(graph_module, captured.inputs, captured.device)
     drop_identities(graph)
     drop_dead_copies(graph, captured.outputs.results if captured.mode is Mode.AUTOGRAD else 0)
     if captured.device.type == "cpu":

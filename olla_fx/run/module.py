@@ -39,6 +39,7 @@ from olla_fx.run.calls import (
 )
 from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
 from olla_fx.run.executor import Executor
+from olla_fx.run.families import Families
 from olla_fx.run.micro_batches import run_micro_batches
 from olla_fx.run.pickling import carried, refuse_unnamed
 from olla_fx.run.plan_cache import CachedPlan, PlanCache, Strides
@@ -68,6 +69,7 @@ class PlannedModule(nn.Module):
         """
         super().__init__()
         self._plans = PlanCache(request.options.cache_size_limit)
+        self._families = Families()
         model = request.model
         # The very dictionaries of the model: parameters, state_dict and .to() are the model's own.
         torch_compat.share_tables(self, model)
@@ -138,17 +140,41 @@ class PlannedModule(nn.Module):
         fitting = self._plans.fitting(key, examples)
         if isinstance(fitting, tuple):
             return fitting
+        of_family = self._families.fitting(key, inputs, examples)
+        if of_family is not None:
+            return of_family
         kind = call_kind(self._model, self._request.mode, inputs)
         reason = fitting.get(kind)
         lost = self._plans.drop_lost()
         self._replans += lost
         logger.info("planning %s", f"again: {reason}" if reason else "for a new kind of call")
         strides = self._plans.gradient_strides(key, kind)
-        planned = self._plan_step(
-            key, replace(self._request, inputs=inputs, mode=kind[0], tangent_strides=strides)
-        )
+        request = replace(self._request, inputs=inputs, mode=kind[0], tangent_strides=strides)
+        if not fitting and self._make_family(key, kind, request):
+            of_family = self._families.fitting(key, inputs, examples)
+            if of_family is not None:
+                return of_family
+        planned = self._plan_step(key, request)
         self._replans += reason is not None and not lost
         return planned, planned.prologue.gather(examples)
+
+    def _make_family(self, key: Hashable, kind: Hashable, request: StepRequest) -> bool:
+        """Make plans for all sizes of a call's inputs, if a call was planned that differs in these alone."""
+        options = request.options
+        if options.dynamic is False or options.cuda_graph or options.accumulation_steps > 1:
+            return False
+        return self._families.make(key, kind, request, self._plans.newest_first(), self._prologue_of)
+
+    def _prologue_of(self, step: CompiledStep) -> Prologue:
+        own = self._request
+        return Prologue(
+            step.captured,
+            own.model,
+            own.loss_fn,
+            own.optimizer,
+            optimizers.initial_state,
+            differentiates=own.mode is Mode.AUTOGRAD and torch.is_grad_enabled(),
+        )
 
     def _plan_step(self, key: Hashable, request: StepRequest) -> CachedPlan:
         last = self.__dict__.get("_current")
@@ -162,14 +188,7 @@ class PlannedModule(nn.Module):
         update = compile_update(compile_request, step)
         example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)
         own = self._request
-        prologue = Prologue(
-            captured,
-            own.model,
-            own.loss_fn,
-            own.optimizer,
-            optimizers.initial_state,
-            differentiates=own.mode is Mode.AUTOGRAD and torch.is_grad_enabled(),
-        )
+        prologue = self._prologue_of(step)
         kind = call_kind(own.model, own.mode, request.inputs)
         planned = CachedPlan(key, kind, *self._runners(step), prologue, example)
         if update is not None:
@@ -253,7 +272,8 @@ class PlannedModule(nn.Module):
             replans=self._replans,
             stock_runs=self._stock_runs,
             is_busy=self._turn.is_taken,
-            cached_plans=len(self._plans),
+            cached_plans=len(self._plans) + len(self._families),
+            families=self._families.count,
             cache_size_limit=self._plans.limit,
         )
 
@@ -265,6 +285,7 @@ class PlannedModule(nn.Module):
         """
         with self._lock:
             self._plans.clear()
+            self._families.clear()
 
     def poison(self, byte: int = 0xFF) -> None:
         """Overwrite the buffers that are free between two calls; the next call must not notice.

@@ -1,0 +1,243 @@
+"""Keeps the families of a planned module: plans for all sizes of its inputs, from one captured graph each.
+
+A call whose inputs are those of a plan but for some sizes is what a family is made for
+(:mod:`olla_fx.family`). From then on a new size is placed, in milliseconds, and runs. What operators request
+beside their arrays is recorded at the first sizes, and predicted from then on (:mod:`olla_fx.run.predicted`).
+A family that cannot be made is not tried again for the same dimensions; sizes then stay numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from olla_fx.capture import StepRequest, TensorSpec
+from olla_fx.capture.varying import varying_sizes
+from olla_fx.compile import CompiledStep, CompileRequest
+from olla_fx.dataflow import GradientsInBuffer
+from olla_fx.errors import CaptureError
+from olla_fx.family import Requirements, SizeFamily, Sizes, compile_family
+from olla_fx.guards import Mismatch, Prologue
+from olla_fx.run.executor import Executor
+from olla_fx.run.plan_cache import CachedPlan, Strides
+from olla_fx.run.predicted import Recordings, requirements
+from olla_fx.run.recording import StepRecord
+from olla_fx.torch_compat import pytree
+
+logger = logging.getLogger(__name__)
+
+MOST_SIZES = 256
+"""Plans of one family that are kept."""
+
+MOST_FAMILIES = 3
+"""Families that are tried for calls of one structure."""
+
+
+def structure_of(key: Hashable) -> Hashable:
+    """Return what tells calls apart but for the sizes of their tensors."""
+    if not isinstance(key, tuple):
+        return key
+    return tuple(
+        (len(kind[0]), *kind[2:]) if isinstance(kind, tuple) and isinstance(kind[0], torch.Size) else kind
+        for kind in key
+    )
+
+
+@dataclass(eq=False)
+class FamilyPlans:
+    """The plans of one family.
+
+    Attributes:
+        family: plans for any of its sizes.
+        structure: of the calls that it is for.
+        kind: their mode, and the modules' flags.
+        prologue: gathers the inputs of all of them.
+        request: for the step, without inputs.
+        plans: by sizes; the one that was used last at the end.
+        recordings: what operators requested at the sizes that were recorded.
+    """
+
+    family: SizeFamily
+    structure: Hashable
+    kind: Hashable
+    prologue: Prologue
+    request: CompileRequest
+    plans: dict[Sizes, CachedPlan] = field(default_factory=dict)
+    recordings: Recordings = field(default_factory=Recordings)
+
+    def at(self, sizes: Sizes, key: Hashable, example: Callable[[], Any]) -> CachedPlan:
+        """Return the plan for some sizes, made now if there is none.
+
+        Args:
+            sizes: of the call.
+            key: what tells the call apart.
+            example: describes its inputs.
+        """
+        planned = self.plans.pop(sizes, None)
+        if planned is None:
+            planned = self._planned(sizes, key, example())
+            while len(self.plans) >= MOST_SIZES:
+                del self.plans[next(iter(self.plans))]
+        self.plans[sizes] = planned
+        return planned
+
+    def _planned(self, sizes: Sizes, key: Hashable, example: Any) -> CachedPlan:
+        last = next(reversed(self.plans.values()), None)
+        gradients = None if last is None else last.executor.step.dataflow.gradients
+        record = self.recordings.at(sizes, self.family.storage_bytes(sizes))
+        executor = Executor(
+            self.request,
+            self._step(sizes, record, gradients),
+            record,
+            functools.partial(self._compile_again, sizes),
+        )
+        planned = CachedPlan(key, self.kind, executor, None, self.prologue, example)
+        if last is not None:
+            planned.suited = dict(last.suited)
+            planned.saw_gradients, planned.clears_gradients = last.saw_gradients, last.clears_gradients
+            planned.may_leave_gradients = last.may_leave_gradients
+        return planned
+
+    def _step(
+        self, sizes: Sizes, record: StepRecord | None, gradients: GradientsInBuffer | None
+    ) -> CompiledStep:
+        needs = None if record is None else Requirements(*requirements(record, self.family.operators))
+        return self.family.step_at(sizes, gradients, needs)
+
+    def _compile_again(self, sizes: Sizes, record: StepRecord, gradients: GradientsInBuffer) -> CompiledStep:
+        if not record.is_predicted and not record.unallocated:
+            self.recordings.add(sizes, record)
+        return self._step(sizes, record, gradients)
+
+
+class Families:
+    """The families of a module, and what could be none."""
+
+    def __init__(self) -> None:
+        """Start without families."""
+        self._families: list[FamilyPlans] = []
+        self._tried: dict[Hashable, int] = {}
+        self._refused: dict[Hashable, set[tuple[int, int]]] = {}
+        self._founders: dict[Hashable, list[tuple[TensorSpec, ...]]] = {}
+        self._strides: dict[Hashable, tuple[Sequence[tuple[int, ...]], Strides]] = {}
+
+    def __len__(self) -> int:
+        """Return how many plans they keep."""
+        return sum(len(family.plans) for family in self._families)
+
+    @property
+    def count(self) -> int:
+        """The number of families."""
+        return len(self._families)
+
+    def clear(self) -> None:
+        """Forget all families, and what could be none."""
+        self.__init__()  # type: ignore[misc]
+
+    def fitting(
+        self, key: Hashable, inputs: tuple[Any, ...], examples: Sequence[torch.Tensor]
+    ) -> tuple[CachedPlan, list[Any]] | None:
+        """Return the plan of a call and the values of its placeholders, if a family is for it.
+
+        Args:
+            key: what tells the call apart.
+            inputs: of the call.
+            examples: the tensors among these.
+
+        Raises:
+            StepInputError: if an input cannot be used.
+        """
+        if not self._families:
+            return None
+        structure = structure_of(key)
+        for plans in reversed(self._families):
+            if plans.structure != structure:
+                continue
+            sizes = plans.family.sizes_of(examples)
+            if sizes is None:
+                continue
+            values = plans.prologue.run(examples)
+            if not isinstance(values, Mismatch):
+                return plans.at(sizes, key, lambda: _specs(inputs)), values
+        return None
+
+    def make(
+        self,
+        key: Hashable,
+        kind: Hashable,
+        request: StepRequest,
+        cached: Iterator[CachedPlan],
+        make_prologue: Callable[[CompiledStep], Prologue],
+    ) -> bool:
+        """Make a family for a call, if it is another one's but for some sizes.
+
+        Args:
+            key: what tells the call apart.
+            kind: its mode, and the modules' flags.
+            request: the step, with the call's inputs.
+            cached: the module's plans, the one that was used last first.
+            make_prologue: makes the guards of a step.
+
+        Returns:
+            True if there is one now.
+        """
+        structure = structure_of(key)
+        present = _tensor_specs(_specs(request.inputs))
+        refused = self._refused.setdefault((structure, kind), set())
+        for plan in cached:
+            if plan.kind != kind or structure_of(plan.key) != structure or plan.update is not None:
+                continue
+            if self._tried.get((structure, kind), 0) >= MOST_FAMILIES:
+                return False
+            earlier = _tensor_specs(plan.example)
+            changed = _changed(earlier, present)
+            if not changed or changed & refused or not plan.prologue.fits():
+                continue
+            founders = self._founders.setdefault((structure, kind), [])
+            varying = varying_sizes([earlier, *founders, present])
+            sizes = None if varying is None else varying.read([(spec.shape, spec.stride) for spec in earlier])
+            if varying is None or sizes is None:
+                refused |= changed
+                continue
+            self._tried[structure, kind] = self._tried.get((structure, kind), 0) + 1
+            compile_request = CompileRequest(request)
+            logger.info("capturing the step with %d symbols as sizes", len(varying.hints))
+            try:
+                family = compile_family(compile_request, plan.executor.step, varying, sizes)
+            except CaptureError as error:
+                logger.info("sizes stay numbers: %s", error)
+                refused |= changed
+                continue
+            founders.append(present)
+            prologue = make_prologue(family.step)
+            bare = CompileRequest(replace(request, inputs=()))
+            plans = FamilyPlans(family, structure, kind, prologue, bare)
+            record = plan.executor.record
+            if record is not None and family.is_of_same_arrays(plan.executor.step):
+                plans.recordings.add(sizes, record)
+            self._families.append(plans)
+            return True
+        return False
+
+
+def _specs(inputs: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, TensorSpec.of, inputs)
+
+
+def _tensor_specs(example: Any) -> tuple[TensorSpec, ...]:
+    return tuple(leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, TensorSpec))
+
+
+def _changed(earlier: Sequence[TensorSpec], present: Sequence[TensorSpec]) -> set[tuple[int, int]]:
+    """Return the dimensions in which two calls differ: the tensor's index and the dimension's."""
+    return {
+        (index, dim)
+        for index, (old, new) in enumerate(zip(earlier, present, strict=True))
+        for dim, (before, now) in enumerate(zip(old.shape, new.shape, strict=True))
+        if before != now
+    }
