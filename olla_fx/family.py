@@ -94,6 +94,10 @@ class SizeFamily:
         """The step at the sizes for which it was captured."""
         return self._step
 
+    def numbers(self, sizes: Sizes) -> tuple[Any, ...]:
+        """Return all numbers of the graph that vary, at some sizes."""
+        return self._family.formulas(*sizes)
+
     def storage_bytes(self, sizes: Sizes) -> list[int]:
         """Return the bytes of each array's storage at some sizes."""
         return list(map(resolver(self._family.formulas(*sizes)), self._storage_bytes))

@@ -59,7 +59,7 @@ class FamilyPlans:
         prologue: gathers the inputs of all of them.
         request: for the step, without inputs.
         plans: by sizes; the one that was used last at the end.
-        recordings: what operators requested at the sizes that were recorded.
+        recordings: of its operators' requests.
     """
 
     family: SizeFamily
@@ -68,7 +68,10 @@ class FamilyPlans:
     prologue: Prologue
     request: CompileRequest
     plans: dict[Sizes, CachedPlan] = field(default_factory=dict)
-    recordings: Recordings = field(default_factory=Recordings)
+
+    def __post_init__(self) -> None:
+        """Start without recordings."""
+        self.recordings = Recordings(self.family.numbers)
 
     def at(self, sizes: Sizes, key: Hashable, example: Callable[[], Any]) -> CachedPlan:
         """Return the plan for some sizes, made now if there is none.

@@ -1,16 +1,17 @@
 """Predicts what operators request of the allocator at sizes that never ran, from recordings at others.
 
-An operator's requests keep their number and their order; the bytes of each grow as a polynomial of the sizes.
-So a few recorded sizes determine it. A prediction never falls below what was recorded at smaller sizes, nor
-exceeds what was recorded at larger ones. One that is too large is harmless; one that is too small is served
-outside of the buffer, is counted, and leads to another recording.
+An operator's requests keep their number and their order. The bytes of each mostly grow as some number of the
+graph does (a tensor's bytes, an extent), up to a constant, else as a polynomial of the sizes: so the simplest
+formula that meets all recordings is taken. A prediction never falls below what was recorded at smaller sizes,
+nor exceeds what was recorded at larger ones. One that is too large is harmless; one that is too small is
+served outside of the buffer, is counted, and leads to another recording.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -22,55 +23,53 @@ from olla_fx.run.recording import OperatorRecord, StepRecord, WorkspaceSlot
 Sizes: TypeAlias = tuple[int, ...]
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
-SLACK_BYTES = 128
-"""Kernels round their requests up, so that a polynomial is met but for so much."""
+TOLERANCE_BYTES = 128
+"""Kernels round their requests up, so that a formula is met but for so much."""
 
 MOST_RECORDS = 16
 """The last recordings that are looked at."""
 
 
 @dataclass(frozen=True)
-class _Weights:
-    """How much each recording counts for the sizes to predict.
+class _Formula:
+    """A sum of features times numbers.
 
     Attributes:
-        known: the recorded sizes.
-        sizes: those to predict.
-        weights: of the polynomial through the recordings.
+        features: their indices.
+        factors: one for each.
+        slack_bytes: to be added: how far it missed a recording.
     """
 
-    known: Sequence[Sizes]
-    sizes: Sizes
-    weights: Floats
+    features: tuple[int, ...]
+    factors: tuple[float, ...]
+    slack_bytes: int
 
-    def predict(self, recorded: Sequence[int]) -> int:
-        """Return the bytes of a request from those at the recorded sizes."""
-        if len(set(recorded)) == 1 and len(recorded) > 1:
-            return recorded[0]
-        fit = math.ceil(float(np.dot(self.weights, recorded))) + SLACK_BYTES
-        pairs = list(zip(self.known, recorded, strict=True))
-        least = max((size for at, size in pairs if _covers(self.sizes, at)), default=1)
-        most = min((size for at, size in pairs if _covers(at, self.sizes)), default=None)
-        if most is None:
-            # Beyond all recordings, nothing grows faster than the square of the sizes.
-            most = max(math.ceil(size * self._growth(at) ** 2) for at, size in pairs)
-        return max(least, min(fit, most))
-
-    def _growth(self, at: Sizes) -> float:
-        return math.prod(max(1.0, size / old) for size, old in zip(self.sizes, at, strict=True))
+    def at(self, features: Floats) -> int:
+        """Return the bytes for the features of some sizes."""
+        pairs = zip(self.features, self.factors, strict=True)
+        return math.ceil(sum(features[index] * factor for index, factor in pairs) - 1e-6) + self.slack_bytes
 
 
 class Recordings:
     """What was recorded of the steps of one family, by their sizes."""
 
-    def __init__(self) -> None:
-        """Start without recordings."""
+    def __init__(self, numbers: Callable[[Sizes], Sequence[Any]]) -> None:
+        """Start without recordings.
+
+        Args:
+            numbers: gives the numbers of the graph at some sizes.
+        """
+        self._numbers = numbers
         self._records: dict[Sizes, StepRecord] = {}
+        self._features: dict[Sizes, Floats] = {}
+        self._formulas: dict[tuple[tuple[Sizes, ...], tuple[int, ...]], _Formula | None] = {}
 
     def add(self, sizes: Sizes, record: StepRecord) -> None:
         """Note a recorded run."""
         self._records.pop(sizes, None)
         self._records[sizes] = record
+        self._features[sizes] = self._features_at(sizes)
+        self._formulas.clear()
         while len(self._records) > MOST_RECORDS:
             del self._records[next(iter(self._records))]
 
@@ -86,62 +85,122 @@ class Recordings:
         """
         if sizes in self._records:
             return self._records[sizes]
-        known = list(self._records)
-        if len(known) < 2 + len(sizes):
+        if len(self._records) < 2 + len(sizes):
             return None
-        weights = _Weights(known, sizes, _weights(known, sizes))
-        nearest = max(known, key=lambda at: (_nearness(at, sizes), at))
+        nearest = max(self._records, key=lambda at: (_nearness(at, sizes), at))
+        features = self._features_at(sizes)
         operators = {
-            name: self._predicted(name, record, weights, storage_bytes)
+            name: self._operator_at(name, record, sizes, features, storage_bytes)
             for name, record in self._records[nearest].operators.items()
         }
         return StepRecord(operators, (), is_predicted=True)
 
-    def _predicted(
-        self, name: str, nearest: OperatorRecord, weights: _Weights, storage_bytes: Sequence[int]
+    def _operator_at(
+        self,
+        name: str,
+        nearest: OperatorRecord,
+        sizes: Sizes,
+        features: Floats,
+        storage_bytes: Sequence[int],
     ) -> OperatorRecord:
         """Return one operator's requests."""
-        if not nearest.workspace and not nearest.persistent and not nearest.arrays:
-            return nearest
-        alike, indices = [], []
-        for index, at in enumerate(weights.known):
-            record = self._records[at].operators[name]
-            if _structure(record) == _structure(nearest):
-                alike.append(record)
-                indices.append(index)
-        if len(indices) < len(weights.known):
-            known = [weights.known[index] for index in indices]
-            weights = _Weights(known, weights.sizes, _weights(known, weights.sizes))
-        arrays = []
+        if nearest.is_as_planned:
+            arrays = tuple((ordinal, storage_bytes[array], array) for ordinal, _, array in nearest.arrays)
+            return OperatorRecord(arrays, (), 0, (), ())
+        structure = nearest.structure
+        known = tuple(
+            at for at, record in self._records.items() if record.operators[name].structure == structure
+        )
+        alike = [self._records[at].operators[name] for at in known]
+
+        def predict(recorded: Sequence[int]) -> int:
+            return self._predict(known, tuple(recorded), sizes, features)
+
+        requested = []
         for position, (ordinal, _, array) in enumerate(nearest.arrays):
-            beyond = [
-                record.arrays[position][1] - record.storage_bytes[position]
-                for record in alike
-                if record.storage_bytes
-            ]
-            extra = weights.predict([max(0, size) for size in beyond]) if any(beyond) else 0
-            arrays.append((ordinal, storage_bytes[array] + extra, array))
+            beyond = [record.arrays[position][1] - record.storage_bytes[position] for record in alike]
+            extra = predict([max(0, size) for size in beyond]) if any(beyond) else 0
+            requested.append((ordinal, storage_bytes[array] + extra, array))
         slots = [
-            replace(
-                slot, size_bytes=weights.predict([record.workspace[position].size_bytes for record in alike])
-            )
+            replace(slot, size_bytes=predict([record.workspace[position].size_bytes for record in alike]))
             for position, slot in enumerate(nearest.workspace)
         ]
         persistent = tuple(
-            (ordinal, weights.predict([record.persistent[position][1] for record in alike]))
+            (ordinal, predict([record.persistent[position][1] for record in alike]))
             for position, (ordinal, _) in enumerate(nearest.persistent)
         )
         placed, height = _stacked(nearest.workspace, slots)
-        return OperatorRecord(tuple(arrays), placed, height, persistent, ())
+        return OperatorRecord(tuple(requested), placed, height, persistent, ())
+
+    def _predict(
+        self, known: tuple[Sizes, ...], recorded: tuple[int, ...], sizes: Sizes, features: Floats
+    ) -> int:
+        """Return the bytes of a request from those at the recorded sizes."""
+        if len(set(recorded)) == 1:
+            return recorded[0]
+        key = known, recorded
+        if key not in self._formulas:
+            rows = np.stack([self._features[at] for at in known])
+            self._formulas[key] = _simplest(rows, np.array(recorded, dtype=np.float64), len(sizes))
+        formula = self._formulas[key]
+        pairs = list(zip(known, recorded, strict=True))
+        # Nothing that is met by no formula is taken to grow faster than the sizes together.
+        largest = max(math.ceil(size * _growth(at, sizes)) for at, size in pairs)
+        predicted = largest if formula is None else formula.at(features)
+        least = max((size for at, size in pairs if _covers(sizes, at)), default=1)
+        most = min((size for at, size in pairs if _covers(at, sizes)), default=None)
+        return max(least, predicted if most is None else min(predicted, most))
+
+    def _features_at(self, sizes: Sizes) -> Floats:
+        """Return what requests may grow with: monomials of the sizes first, then the numbers of the graph."""
+        monomials = [
+            math.prod(size**exponent for size, exponent in zip(sizes, exponents, strict=True))
+            for exponents in _monomials(len(sizes))
+        ]
+        return np.array([*monomials, *map(float, self._numbers(sizes))], dtype=np.float64)
 
 
-def _structure(record: OperatorRecord) -> tuple[Any, ...]:
-    """Return what must be equal for two recordings of an operator to be comparable."""
-    return (
-        tuple((ordinal, array) for ordinal, _, array in record.arrays),
-        tuple(slot.ordinal for slot in record.workspace),
-        tuple(ordinal for ordinal, _ in record.persistent),
-    )
+def _simplest(rows: Floats, recorded: Floats, symbols: int) -> _Formula | None:
+    """Return the simplest formula of the features that meets what was recorded; None if none does.
+
+    Args:
+        rows: the features at each recorded size.
+        recorded: the bytes there.
+        symbols: the number of sizes.
+    """
+    for candidates in _candidates(rows, symbols):
+        best: _Formula | None = None
+        for features in candidates:
+            if len(features) > len(recorded):
+                continue
+            columns = rows[:, features]
+            scale = np.abs(columns).max(axis=0)
+            if not scale.all():
+                continue
+            factors, *_ = np.linalg.lstsq(columns / scale, recorded, rcond=None)
+            missed = math.ceil(float(np.abs(columns / scale @ factors - recorded).max()) - 1e-3)
+            if missed <= TOLERANCE_BYTES and (best is None or missed < best.slack_bytes):
+                best = _Formula(features, tuple((factors / scale).tolist()), missed)
+        if best is not None:
+            return best
+    return None
+
+
+def _candidates(rows: Floats, symbols: int) -> Iterator[list[tuple[int, ...]]]:
+    """Yield sets of features, simpler ones first: one, one and a constant, polynomials of one size, of all."""
+    varying = [index for index in range(rows.shape[1]) if len(set(rows[:, index].tolist())) > 1]
+    _, distinct = np.unique(rows[:, varying], axis=1, return_index=True)
+    single = [varying[position] for position in sorted(distinct.tolist())]
+    yield [(index,) for index in single]
+    yield [(0, index) for index in single]
+    exponents = _monomials(symbols)
+    position = {exponent: index for index, exponent in enumerate(exponents)}
+    units = [tuple(int(at == symbol) for at in range(symbols)) for symbol in range(symbols)]
+    yield [(0, position[unit], position[tuple(2 * e for e in unit)]) for unit in units]
+    if symbols > 1:
+        mixed = [index for index, exponent in enumerate(exponents) if max(exponent) < 2]
+        yield [tuple(mixed)]
+        yield [(index, other) for index, other in itertools.combinations(mixed, 2)]
 
 
 def _stacked(
@@ -172,34 +231,15 @@ def _nearness(at: Sizes, sizes: Sizes) -> float:
     return -sum(abs(math.log(old / new)) for old, new in zip(at, sizes, strict=True))
 
 
-def _weights(known: Sequence[Sizes], sizes: Sizes) -> Floats:
-    """Return weights by which values at known sizes add up to that of their polynomial at others."""
-    monomials = _monomials(len(sizes))
-    scale = np.array(sizes, dtype=np.float64)
-    rows = np.array(known, dtype=np.float64) / scale
-    columns: list[Floats] = []
-    for exponents in monomials:
-        column = np.prod(rows ** np.array(exponents), axis=1)
-        candidate = np.stack([*columns, column], axis=1)
-        if np.linalg.matrix_rank(candidate, tol=1e-6) == candidate.shape[1]:
-            columns.append(column)
-        if len(columns) == len(known):
-            break
-    # Scaled by the sizes to predict, at which every monomial is 1.
-    weights: Floats = np.ones(len(columns)) @ np.linalg.pinv(np.stack(columns, axis=1))
-    return weights
+def _growth(at: Sizes, sizes: Sizes) -> float:
+    return math.prod(max(1.0, new / old) for old, new in zip(at, sizes, strict=True))
 
 
 def _monomials(count: int) -> list[tuple[int, ...]]:
-    """Return exponents of monomials: constant, linear, mixed, and with one square."""
-    linear = list(itertools.product((0, 1), repeat=count))
-    squares = [
-        tuple(2 if index == position else exponent for index, exponent in enumerate(exponents))
-        for exponents in linear
-        for position in range(count)
-        if exponents[position] == 1
-    ]
-    return sorted(linear, key=sum) + sorted(set(squares), key=sum)
+    """Return exponents of monomials: the constant, every product of different sizes, and the squares."""
+    products = sorted(itertools.product((0, 1), repeat=count), key=sum)
+    squares = [tuple(2 * int(at == size) for at in range(count)) for size in range(count)]
+    return [*products, *squares]
 
 
 def requirements(record: StepRecord, names: Sequence[str]) -> tuple[list[int], Mapping[int, int]]:

@@ -63,6 +63,21 @@ class OperatorRecord:
     persistent: tuple[tuple[int, int], ...]
     storage_bytes: tuple[int, ...] = ()
 
+    @property
+    def structure(self) -> tuple[tuple[int, ...], ...]:
+        """What two recordings of an operator at different sizes have in common, if they can be compared."""
+        return (
+            tuple(ordinal for ordinal, _, _ in self.arrays),
+            tuple(slot.ordinal for slot in self.workspace),
+            tuple(ordinal for ordinal, _ in self.persistent),
+        )
+
+    @property
+    def is_as_planned(self) -> bool:
+        """True if the operator requested its arrays alone, each as large as its tensors."""
+        sizes = tuple(size_bytes for _, size_bytes, _ in self.arrays)
+        return not self.workspace and not self.persistent and sizes == self.storage_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
