@@ -15,7 +15,7 @@ from torch import nn
 from olla_fx.capture import Mode, StepRequest
 from olla_fx.capture.eager import follow_eager
 from olla_fx.capture.optimizer import warn_about_fused
-from olla_fx.compile import CompileRequest, compile_step, compile_update, plan_of
+from olla_fx.compile import CompileRequest, compile_step, plan_of
 from olla_fx.errors import CaptureError
 from olla_fx.options import Options, changed_options
 from olla_fx.plan import Plan
@@ -101,9 +101,7 @@ def plan(
         SolverUnavailableError: if the solver is unknown or not installed.
     """
     request = _request(model, example_input, loss_fn, optimizer, changed_options(options, changes))
-    compile_request = CompileRequest(request, runs=False)
-    step = compile_step(compile_request)
-    planned = plan_of(step, compile_update(compile_request, step))
+    planned = plan_of(*compile_step(CompileRequest(request, runs=False)))
     return replace(planned, baseline=follow_eager(request).baseline()) if baseline else planned
 
 

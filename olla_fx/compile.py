@@ -1,7 +1,8 @@
 """The pipeline: capture → passes → dataflow → order → place → validate → emit.
 
-:func:`compile_step` runs the stages one after the other. ``optimize``, ``plan``, the backend of
-``torch.compile`` and the runtime, which plans again once a run was recorded, all call it.
+:func:`compile_step` runs the stages one after the other: ``optimize``, ``plan`` and the backend of
+``torch.compile`` call it. The runtime, which plans again once a run was recorded, calls its later part,
+:func:`plan_captured`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from olla_fx.dataflow import Dataflow, GradientsInBuffer, arrays_of_results, bui
 from olla_fx.emit import EmittedStep, emit
 from olla_fx.passes import run_passes
 from olla_fx.plan import Plan
+from olla_fx.time_limit import TimeLimit
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import Problem
 
@@ -30,7 +32,7 @@ class CompileRequest:
         step: the user's model, inputs and options.
         in_buffer: False if the step is to run with the stock allocator.
         runs: False if only the plan's figures are wanted: nothing is emitted or kept on disk.
-        captured: what to plan if it was captured before, as the update after micro-batches.
+        limit: of the call that planning is a part of; None if this is all that the call plans.
         earlier: the result of the first stages (capture, passes, dataflow), to plan a step again.
         problem: the captured problem with recorded workspaces, to plan instead of it.
         start: operators' names in the order of a similar step's plan, such as one of another batch size, to
@@ -40,7 +42,7 @@ class CompileRequest:
     step: StepRequest
     in_buffer: bool = True
     runs: bool = True
-    captured: CapturedStep | None = None
+    limit: TimeLimit | None = None
     earlier: CompiledStep | None = None
     problem: Problem | None = None
     start: Sequence[str] | None = None
@@ -51,7 +53,7 @@ class CompiledStep:
     """A step that was captured and planned.
 
     Attributes:
-        captured: the captured graph and what flows into it.
+        captured: what flows into the step, with its graph after all passes.
         dataflow: its operators and arrays after all passes.
         plan: the validated plan.
         binding: where its arrays are to live.
@@ -65,8 +67,11 @@ class CompiledStep:
     emitted: EmittedStep
 
 
-def compile_step(request: CompileRequest) -> CompiledStep:
+def compile_step(request: CompileRequest) -> tuple[CompiledStep, CompiledStep | None]:
     """Capture and plan a step; runs nothing on real data.
+
+    Returns:
+        The step; and the weight update, if it is one of its own, after micro-batches.
 
     Raises:
         CaptureError: if the step cannot be captured; model and optimizer are untouched.
@@ -74,31 +79,55 @@ def compile_step(request: CompileRequest) -> CompiledStep:
     """
     torch_compat.warn_if_newer_than_tested()
     seconds: dict[str, float] = {}
+    with _timed("capture", seconds):
+        captured = capture(request.step)
+    limit = request.limit or TimeLimit(request.step.options.time_limit, plans=0)
+    limit.expect(1 if captured.update is None else 2)
+    request = replace(request, limit=limit)
+    # First the update, which is settled at once as a rule: what it leaves of the limit is the step's.
+    update = None if captured.update is None else plan_captured(request, captured.update)
+    step = plan_captured(request, captured)
+    timings = {**seconds, **step.plan.timings}
+    return replace(step, plan=replace(step.plan, timings=timings)), update
+
+
+def plan_captured(request: CompileRequest, captured: CapturedStep) -> CompiledStep:
+    """Plan what was captured; runs nothing on real data.
+
+    Args:
+        request: what it was captured for.
+        captured: the step, or the update after its micro-batches.
+
+    Raises:
+        SolverUnavailableError: if a named solver cannot take a problem of this size.
+    """
+    seconds: dict[str, float] = {}
     if request.earlier is None:
-        with _timed("capture", seconds):
-            captured = request.captured or capture(request.step)
         with _timed("passes", seconds):
             graph_module = run_passes(captured)
         with _timed("dataflow", seconds):
             dataflow = build_dataflow(graph_module, captured.device, _usual_gradients(captured))
+        # Nothing needs the captured graph again, and a graph is large.
+        captured = replace(captured, graph_module=graph_module)
     else:
-        captured, dataflow = request.earlier.captured, request.earlier.dataflow
+        dataflow = request.earlier.dataflow
         seconds.update(request.earlier.plan.timings)
     problem = request.problem or dataflow.problem
-    solver, time_limit = request.step.options.solver, request.step.options.time_limit
-    planner_options = {"solver": solver, "time_limit": time_limit}
+    solver, seconds_of_call = request.step.options.solver, request.step.options.time_limit
+    planner_options = {"solver": solver, "time_limit": seconds_of_call}
     path = disk_cache.plan_path(problem, planner_options, captured.device) if request.runs else None
     memory = disk_cache.load_plan(path, problem)
     if memory is None:
         start = request.start
         if start is None and request.earlier is not None:
             start = request.earlier.plan.order
-        memory = make_plan(problem, solver=solver, time_limit=time_limit, start=start)
+        with (request.limit or TimeLimit(seconds_of_call)).next_plan() as time_limit:
+            memory = make_plan(problem, solver=solver, time_limit=time_limit, start=start)
         disk_cache.save_plan(path, memory)
     seconds.update(memory.timings)
     in_buffer = request.runs and request.in_buffer and arena.available(captured.device)
     begin_operator = arena.begin_operator_function(captured.device) if in_buffer else None
-    emitted = EmittedStep((), (), ())
+    emitted = EmittedStep((), (), tuple)
     if request.runs:
         with _timed("emit", seconds):
             emitted = emit(dataflow, problem, memory, captured.inputs, begin_operator)
@@ -138,20 +167,6 @@ def _arrays_of_gradients(
 ) -> tuple[str, ...]:
     first = captured.outputs.results
     return arrays_of_results(dataflow, [first + position for position in sorted(positions)])
-
-
-def compile_update(request: CompileRequest, step: CompiledStep) -> CompiledStep | None:
-    """Plan the weight update that follows a step's micro-batches; None if the step has it in itself.
-
-    Args:
-        request: for the step.
-        step: the result.
-
-    Raises:
-        SolverUnavailableError: as :func:`compile_step`.
-    """
-    update = step.captured.update
-    return None if update is None else compile_step(replace(request, captured=update))
 
 
 def plan_of(step: CompiledStep, update: CompiledStep | None) -> Plan:

@@ -23,10 +23,11 @@ from olla_fx.capture import CapturedStep, capture
 from olla_fx.capture.formulas import first_difference, signatures_of, size_of
 from olla_fx.capture.types import CapturedFamily
 from olla_fx.capture.varying import VaryingSizes
-from olla_fx.compile import CompiledStep, CompileRequest, compile_step
+from olla_fx.compile import CompiledStep, CompileRequest, plan_captured
 from olla_fx.dataflow import Dataflow, GradientsInBuffer, build_dataflow
 from olla_fx.errors import CaptureError
 from olla_fx.fx_graph import LAYOUTS, Size, size_name
+from olla_fx.time_limit import TimeLimit
 from olla_solvers.resizing import KeptOrder
 
 SECONDS = 0.5
@@ -143,7 +144,9 @@ class SizeFamily:
         if gradients not in self._orders:
             step = self._step
             dataflow = build_dataflow(step.dataflow.graph_module, step.dataflow.device, gradients)
-            step = compile_step(replace(self._request, earlier=replace(step, dataflow=dataflow)))
+            earlier = replace(step, dataflow=dataflow)
+            request = replace(self._request, earlier=earlier, limit=TimeLimit(SECONDS))
+            step = plan_captured(request, earlier.captured)
             self._orders[gradients] = step, KeptOrder(dataflow.problem, step.plan.order)
         return self._orders[gradients]
 
@@ -187,11 +190,8 @@ def compile_family(
     if difference is not None:
         raise CaptureError(f"with symbols as sizes the step differs at {difference}")
     _take_names(captured, earlier.captured)
-    options = replace(request.step.options, time_limit=SECONDS)
-    request = replace(
-        request, step=replace(request.step, options=options), captured=captured, start=earlier.plan.order
-    )
-    return SizeFamily(request, compile_step(request), family)
+    request = replace(request, limit=TimeLimit(SECONDS), start=earlier.plan.order)
+    return SizeFamily(request, plan_captured(request, captured), family)
 
 
 def _difference(

@@ -7,6 +7,9 @@ though its fake form makes two: here they are one result.
 **Grouped products** (mixtures of experts). Their fake form has the checks of the CUDA kernel, which takes
 bfloat16 alone, and refuses what the CPU's kernel computes.
 
+**Dropout on the CPU.** ATen's kernels multiply numbers by a mask of truth values, for which they make a copy
+of the mask as numbers, and a result for each product. Here that copy becomes the result.
+
 These run the operators of ATen, so that the bits are eager's. Two more read and set the state of a device's
 random generator, by which a graph draws a second time what it drew before.
 """
@@ -29,9 +32,11 @@ _FIRST_BIAS, _SECOND_BIAS = 3, 4
 def _define(
     name: str, original: Any, run: Callable[..., Any], fake: Callable[..., Any], results: str | None = None
 ) -> Any:
-    """Define an operator with the arguments of ``original``, and its results unless others are given."""
+    """Define an operator with arguments and tags of ``original``, and its results unless others are given."""
     arguments, returned = str(schema_of(original)).split(" -> ")
-    _library.define(f"{name}{arguments[arguments.index('(') :]} -> {results or returned}")  # type: ignore[no-untyped-call]
+    _library.define(  # type: ignore[no-untyped-call]
+        f"{name}{arguments[arguments.index('(') :]} -> {results or returned}", tags=tuple(original.tags)
+    )
     _library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"olla_fx::{name}", fake, lib=_library)
     return getattr(torch.ops.olla_fx, name).default
@@ -78,6 +83,31 @@ def _fake_grouped_mm(
 
 grouped_mm = _define(
     "grouped_mm", aten._grouped_mm.default, aten._grouped_mm.default, _fake_grouped_mm, "Tensor"
+)
+
+
+def _scaled_where(mask: torch.Tensor, tensor: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return ``tensor * mask * scale``, computed in the memory of one result."""
+    result = mask.to(tensor.dtype)
+    return torch.mul(tensor, result, out=result).mul_(scale)
+
+
+def _run_dropout(tensor: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    if train is False or not tensor.numel():
+        result: tuple[torch.Tensor, torch.Tensor] = aten.native_dropout.default(tensor, p, train)
+        return result
+    kept = 1.0 - p
+    mask = torch.empty_like(tensor, dtype=torch.bool).bernoulli_(kept)
+    return _scaled_where(mask, tensor, 1.0 / kept if kept else 0.0), mask
+
+
+def _run_dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    return _scaled_where(mask, gradient, scale)
+
+
+dropout = _define("dropout", aten.native_dropout.default, _run_dropout, _run_dropout)
+dropout_backward = _define(
+    "dropout_backward", aten.native_dropout_backward.default, _run_dropout_backward, _run_dropout_backward
 )
 
 

@@ -18,8 +18,10 @@ class Options:
 
     Attributes:
         solver: ``auto``, ``cbc``, ``gurobi``, ``highs`` (the integer programs really run), or ``none``.
-        time_limit: seconds for ordering and placing together, each time that a step is planned, to go on to a
-            proof; None: for as long as enough can still be gained, at most about 9 s of processor time.
+        time_limit: seconds of ordering and placing, to go on to a proof: one limit for all plans that a call
+            makes (``optimize``, ``plan``, a call of the step, a backward). Capturing is not counted; it takes
+            the same time whatever the limit. None: each plan for as long as enough can still be gained, at
+            most about 9 s of processor time.
         return_outputs: of a whole training step: return ``(loss, outputs)`` instead of the loss.
         accumulation_steps: of a whole training step: cut the batch along its first dimension into so many
             micro-batches, whose gradients accumulate; the loss is the mean of theirs.

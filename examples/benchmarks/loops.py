@@ -3,15 +3,17 @@
     python examples/benchmarks/loops.py
     python examples/benchmarks/loops.py --cases "random lengths" --loops own whole --steps 300
 
-Each step is run in eager and planned, one right after the other, from the same weights and random numbers; losses
-and weights must be equal to the last bit. Times are processor time of one thread. A loop is fast enough if it takes
-at most eager's time and four times the first capture, and its second half at most 1.10 times eager's.
+Each step is run in eager and planned, one right after the other, from the same weights and random numbers;
+losses and weights must be equal to the last bit. Times are processor time of one thread. A loop is fast
+enough if it takes at most eager's time and four times the first capture, and its second half at most 1.10
+times eager's.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import random
 import sys
@@ -74,12 +76,16 @@ class ConvNet(nn.Module):
         super().__init__()
         blocks = [
             nn.Sequential(
-                nn.Conv2d(before, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
-                nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
+                nn.Conv2d(before, width, 3, padding=1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(inplace=True),
+                nn.Conv2d(width, width, 3, padding=1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(inplace=True),
                 nn.MaxPool2d(2),
             )
-            for before, width in zip(widths, widths[1:], strict=False)
-        ]  # fmt: skip
+            for before, width in itertools.pairwise(widths)
+        ]
         self.body = nn.Sequential(*blocks)
         self.head = nn.Linear(widths[-1], 10)
 

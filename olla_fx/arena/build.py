@@ -25,6 +25,8 @@ from types import ModuleType
 
 import torch
 
+from olla_fx import torch_compat
+
 SOURCE_FOLDER = Path(__file__).parent / "csrc"
 _HEADERS = ("accumulation.h", "buffer.h", "cursor.h", "module.h", "recorder.h", "router.h", "watchers.h")
 # Hidden, or two libraries in one process would share symbols that each must have of its own.
@@ -121,9 +123,7 @@ def _cache_root() -> Path:
     chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
     if chosen:
         return Path(chosen)
-    from torch.utils import cpp_extension
-
-    return Path(cpp_extension.get_default_build_root())
+    return torch_compat.extensions_folder()
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from olla_fx.errors import CaptureError
 
 
 def refuse_effects(graph_module: fx.GraphModule, expected: int) -> None:
-    """Refuse operators that AOTAutograd keeps in order by tokens: prints, checks that raise."""
+    """Refuse operators that functionalisation keeps in order by tokens: prints, checks that raise."""
     for node in graph_module.graph.nodes:
         if node.kwargs.get("generator") is not None:
             raise CaptureError(

@@ -3,7 +3,7 @@
 With micro-batches the update is a second graph of the same placeholders.
 
 The step is written as a function of all tensors it reads, differentiates with ``torch.autograd.grad``
-and runs the optimizer's own code, and is traced by AOTAutograd under fake tensors: nothing is
+and runs the optimizer's own code, and is traced once under fake tensors: nothing is
 computed, no memory is used, and the user's model and optimizer stay untouched.
 """
 

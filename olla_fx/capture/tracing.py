@@ -236,7 +236,6 @@ class Tracing:
 
     def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """Run the whole step on its tensors; return flat copies of its results."""
-        # Anew, as AOTAutograd runs the step twice.
         self._mode = EagerNumerics(keeps_draws=self.request.options.cuda_graph)
         with self._mode, torch_compat.saved_tensor_hooks_in_traces():
             results = self._step(flat)
@@ -409,7 +408,7 @@ class Tracing:
         optimizers.run_update(self.request.optimizer, self._layout(), parameters, gradients, state, scalars)
 
     def _flatten_outputs(self, answer: Any) -> list[torch.Tensor]:
-        """Return flat results, each behind a ``clone`` that keeps AOTAutograd from hiding its aliases.
+        """Return flat results, each behind a ``clone``, as a functional graph returns none of its arguments.
 
         The clones are removed again when the graph is cleaned
         (:func:`olla_fx.passes.cleanup.drop_output_copies`).

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 from torch import fx
@@ -24,29 +25,34 @@ class EmittedStep:
     """A step in planned order, phase by phase: one phase, or forward and backward in the caller's own loop.
 
     Attributes:
-        phases: the graph of each phase.
         functions: for each phase, the generated function that runs it.
         placeholders_read: for each phase, the indices of the placeholders that it reads, other than in
             recomputations, which read what is there, as eager's do.
-        numbers: attributes of the graph modules that are others here, where sizes of the inputs vary.
+        write: writes the graphs of all phases.
+        numbers: attributes of the graphs that are others here, where sizes of the inputs vary.
     """
 
-    phases: tuple[fx.GraphModule, ...]
     functions: tuple[Callable[..., Any], ...]
     placeholders_read: tuple[frozenset[int], ...]
+    write: Callable[[], tuple[fx.GraphModule, ...]]
     numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def phases(self) -> tuple[fx.GraphModule, ...]:
+        """The graph of each phase, written anew when it is first asked for.
+
+        Functions alone run a step, and a graph takes several times their memory.
+        """
+        return self.write()
 
     def with_numbers(self, numbers: Mapping[str, Any]) -> EmittedStep:
         """Return the same code for other sizes of the inputs.
 
         Args:
-            numbers: attributes of the graph modules.
+            numbers: attributes of the graphs.
         """
-        functions = tuple(
-            with_attributes(function, phase, numbers)
-            for function, phase in zip(self.functions, self.phases, strict=True)
-        )
-        return EmittedStep(self.phases, functions, self.placeholders_read, numbers)
+        functions = tuple(with_attributes(function, numbers) for function in self.functions)
+        return replace(self, functions=functions, numbers=numbers)
 
 
 def emit(
@@ -57,11 +63,12 @@ def emit(
     begin_operator: Callable[[int], object] | None = None,
 ) -> EmittedStep:
     """Write a plan out as graphs and functions; see :func:`olla_fx.emit.graph.reordered_graphs`."""
-    phases = reordered_graphs(dataflow, problem, plan, inputs, begin_operator)
+    write = partial(reordered_graphs, dataflow, problem, plan, inputs, begin_operator)
+    phases = write()
     return EmittedStep(
-        phases,
-        tuple(generated_function(phase) for phase in phases),
+        tuple(generated_function(phase.graph, dataflow.graph_module) for phase in phases),
         tuple(_placeholders_read(phase) for phase in phases),
+        write,
     )
 
 

@@ -2,7 +2,7 @@
 
 The code that fx writes looks every operator up by its path (``torch.ops.aten.mm.default``) and goes through
 its Python wrapper at each call, which costs about as much as a small operator's own work. Here each operator
-is looked up once. The graph module is still what is printed, recorded and read.
+is looked up once. Graph modules are for printing, recording and reading; the function does not hold one.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from olla_fx import torch_compat
 
 _OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)\.(\w+)(?=\()")
 
 
-def generated_function(graph_module: fx.GraphModule) -> Callable[..., Any]:
-    """Generate a function that runs a graph module's code, its operators looked up already.
+def generated_function(graph: fx.Graph, constants: nn.Module) -> Callable[..., Any]:
+    """Generate a function that runs a graph, its operators looked up already.
 
     Args:
-        graph_module: from :func:`olla_fx.emit.graph.reordered_graphs`.
+        graph: of a module from :func:`olla_fx.emit.graph.reordered_graphs`.
+        constants: has the attributes that the graph reads.
 
     Returns:
         A function of the graph's placeholders.
@@ -38,32 +39,30 @@ def generated_function(graph_module: fx.GraphModule) -> Callable[..., Any]:
         operators[local] = torch_compat.direct_call(operator)
         return local
 
-    code = _OPERATOR.sub(look_up, graph_module.code)
-    names: dict[str, Any] = {**type(graph_module).forward.__globals__, **operators}
+    written = graph.python_code("self")
+    code = _OPERATOR.sub(look_up, written.src)
+    names: dict[str, Any] = {**written.globals, **operators}
     exec(compile(code, "<planned step>", "exec"), names)
-    return MethodType(names["forward"], graph_module)
+    return MethodType(names["forward"], constants)
 
 
 class _Attributes:
-    """A graph module as generated code sees it, with other numbers."""
+    """What generated code reads as attributes, with other numbers."""
 
-    def __init__(self, graph_module: fx.GraphModule, numbers: Mapping[str, Any]) -> None:
+    def __init__(self, constants: object, numbers: Mapping[str, Any]) -> None:
         self.__dict__.update(numbers)
-        self._graph_module = graph_module
+        self._constants = constants
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._graph_module, name)
+        return getattr(self._constants, name)
 
 
-def with_attributes(
-    function: Callable[..., Any], graph_module: fx.GraphModule, numbers: Mapping[str, Any]
-) -> Callable[..., Any]:
-    """Return a generated function that finds other numbers as attributes of its graph module.
+def with_attributes(function: Callable[..., Any], numbers: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a generated function that reads other numbers.
 
     Args:
         function: from :func:`generated_function`.
-        graph_module: what it was generated from.
         numbers: by the attribute's name.
     """
-    code: Any = getattr(function, "__func__", function)
-    return MethodType(code, _Attributes(graph_module, numbers))
+    method: Any = function
+    return MethodType(method.__func__, _Attributes(method.__self__, numbers))

@@ -19,6 +19,7 @@ from typing import cast
 from torch import fx
 from torch.fx.node import Argument
 
+from olla_fx import torch_compat
 from olla_fx.capture import Role, StepInput
 from olla_fx.dataflow import Dataflow
 from olla_fx.fx_graph import base_of, end_of_backward, forward_backward_boundary, free_nodes_before
@@ -91,7 +92,8 @@ def reordered_graphs(
             phase.hand_over(position, gradient, is_made_here=False)
         phases[1].finish((), comments)
         phases[0].finish((boundary.args[0], phases[1].taken[::-1]), comments)
-    return tuple(fx.GraphModule(dataflow.graph_module, phase.target, "PlannedStep") for phase in phases)
+    constants = dataflow.graph_module
+    return tuple(torch_compat.lazy_graph_module(constants, phase.target, "PlannedStep") for phase in phases)
 
 
 def _gradients(output: fx.Node, boundary: fx.Node | None) -> dict[fx.Node, list[tuple[int, fx.Node]]]:

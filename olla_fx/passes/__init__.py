@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from torch import fx
 
-from olla_fx import operators
+from olla_fx import operators, torch_compat
 from olla_fx.capture import CapturedStep, Mode
-from olla_fx.fx_graph import Size, size_name
+from olla_fx.fx_graph import IN_BACKWARD, LAYOUTS, RECOMPUTED, Size, size_name
 from olla_fx.passes.boundary import mark_boundary
 from olla_fx.passes.cleanup import (
     drop_dead_copies,
     drop_identities,
     drop_output_copies,
-    split_dropout_backward,
+    use_dropout_without_temporaries,
     use_scalars_directly,
 )
 from olla_fx.passes.propagate import propagate_fake_tensors
@@ -22,39 +22,41 @@ from olla_fx.torch_compat import OpOverload, schema_of
 
 __all__ = ["run_passes"]
 
+_KEPT = frozenset({"val", IN_BACKWARD, RECOMPUTED, LAYOUTS})
+
 
 def run_passes(captured: CapturedStep) -> fx.GraphModule:
     """Run all passes on a copy of the captured graph.
 
     Returns:
-        The new graph, every node with its fake value in ``meta["val"]``.
+        The new graph, every node with its fake value in ``meta["val"]``, and of what else was noted of
+        it what later stages read.
     """
-    graph_module = fx.GraphModule(captured.graph_module, _copy_of(captured.graph_module.graph))
-    graph = graph_module.graph
+    root = captured.graph_module
+    graph = _copy_of(root.graph)
     if captured.family is not None:
         numbers = captured.family.formulas(*captured.family.varying.hints)
         for index, number in enumerate(numbers):
-            setattr(graph_module, size_name(Size(index)), number)
+            setattr(root, size_name(Size(index)), number)
     drop_output_copies(graph)
     use_scalars_directly(graph, captured.inputs)
     if captured.family is not None:
         # What follows decides by numbers, those of the hints, and asks whether it would at other sizes, too.
-        propagate_fake_tensors(graph_module, captured.inputs, captured.device)
+        propagate_fake_tensors(root, graph, captured.inputs, captured.device)
     drop_identities(graph)
     drop_dead_copies(graph, captured.outputs.results if captured.mode is Mode.AUTOGRAD else 0)
     if captured.device.type == "cpu":
-        split_dropout_backward(graph)
+        use_dropout_without_temporaries(graph)
     reinplace_updates(graph)
     graph.eliminate_dead_code(_has_effect)
-    graph_module.recompile()
-    propagate_fake_tensors(graph_module, captured.inputs, captured.device)
+    propagate_fake_tensors(root, graph, captured.inputs, captured.device)
     if captured.mode is Mode.AUTOGRAD and mark_boundary(graph, captured.inputs, captured.outputs.results):
-        graph_module.recompile()
-        propagate_fake_tensors(graph_module, captured.inputs, captured.device)
+        propagate_fake_tensors(root, graph, captured.inputs, captured.device)
     reinplace(graph)
-    graph_module.recompile()
-    propagate_fake_tensors(graph_module, captured.inputs, captured.device)
-    return graph_module
+    propagate_fake_tensors(root, graph, captured.inputs, captured.device)
+    for node in graph.nodes:
+        node.meta = {key: value for key, value in node.meta.items() if key in _KEPT}
+    return torch_compat.lazy_graph_module(root, graph)
 
 
 def _has_effect(node: fx.Node) -> bool:

@@ -13,12 +13,17 @@ from typing import cast
 import torch
 from torch import fx
 
+from olla_fx import operators
 from olla_fx.capture import Role, StepInput
 from olla_fx.fx_graph import layouts_agree, storages_of
 from olla_fx.torch_compat import storage_key
 
 aten = torch.ops.aten
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
+_LEAN_FORMS = {
+    aten.native_dropout.default: operators.dropout,
+    aten.native_dropout_backward.default: operators.dropout_backward,
+}
 _CHECKS = frozenset({aten._assert_scalar.default, aten.sym_constrain_range_for_size.default})
 
 
@@ -48,21 +53,19 @@ def drop_identities(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def split_dropout_backward(graph: fx.Graph) -> None:
-    """Write the backward of dropout as the two products that its kernel for CPUs computes.
+def use_dropout_without_temporaries(graph: fx.Graph) -> None:
+    """Take the forms of dropout and its backward that need no memory beside their results; for CPUs.
 
-    The kernel makes ``gradient * mask * scale`` with a temporary for each product; eager's backward, which
-    multiplies by a saved tensor of numbers, needs none. As operators of their own, the second product writes
-    over the first, and the first over the gradient if that dies.
+    With its kernel's temporaries, a dropout that a checkpoint recomputes would need more than eager's, which
+    multiplies by a tensor of numbers. Shorter types round the product of mask and scale, which these forms
+    do not compute; and their result lies in memory as the mask does.
     """
-    for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):
-        gradient, mask, scale = node.args
-        with graph.inserting_before(node):
-            masked = graph.call_function(aten.mul.Tensor, (gradient, mask))
-            scaled = graph.call_function(aten.mul.Tensor, (masked, scale))
-        masked.meta, scaled.meta = dict(node.meta), dict(node.meta)
-        node.replace_all_uses_with(scaled)
-        graph.erase_node(node)
+    for original, lean in _LEAN_FORMS.items():
+        for node in graph.find_nodes(op="call_function", target=original):
+            value = node.meta["val"]
+            result, mask = value if isinstance(value, tuple) else (value, node.args[1].meta["val"])
+            if result.dtype in (torch.float32, torch.float64) and result.stride() == mask.stride():
+                node.target = lean
 
 
 def use_scalars_directly(graph: fx.Graph, inputs: Sequence[StepInput]) -> None:

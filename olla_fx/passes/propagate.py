@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from olla_fx import torch_compat
 from olla_fx.capture import StepInput
@@ -15,8 +15,8 @@ from olla_fx.capture import StepInput
 class _Propagator(fx.Interpreter):
     """Runs a graph on fake tensors and keeps each node's value."""
 
-    def __init__(self, graph_module: fx.GraphModule, fake_mode: Any) -> None:
-        super().__init__(graph_module, garbage_collect_values=False)
+    def __init__(self, root: nn.Module, graph: fx.Graph, fake_mode: Any) -> None:
+        super().__init__(root, garbage_collect_values=False, graph=graph)
         self._fake_mode = fake_mode
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -34,20 +34,21 @@ class _Propagator(fx.Interpreter):
 
 
 def propagate_fake_tensors(
-    graph_module: fx.GraphModule, inputs: Sequence[StepInput], device: torch.device
+    root: nn.Module, graph: fx.Graph, inputs: Sequence[StepInput], device: torch.device
 ) -> None:
     """Set ``meta["val"]`` of every node, from scratch.
 
     Late-bound scalars are the number 0.5: shapes and storages do not depend on them.
 
     Args:
-        graph_module: changed in its metadata only.
+        root: has the constants of the graph.
+        graph: changed in its metadata only.
         inputs: of its placeholders.
         device: the device that it is to run on.
     """
     fake_mode = torch_compat.new_fake_mode()
-    for node in graph_module.graph.nodes:
+    for node in graph.nodes:
         node.meta.pop("val", None)
     with fake_mode, torch.no_grad():
         arguments = [step_input.stand_in(device) for step_input in inputs]
-        _Propagator(graph_module, fake_mode).run(*arguments)
+        _Propagator(root, graph, fake_mode).run(*arguments)

@@ -13,6 +13,7 @@ stand before it in the graph.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import cast
 
 import torch
@@ -44,11 +45,12 @@ def reinplace_updates(graph: fx.Graph) -> tuple[str, ...]:
         The names of the static arrays that are now updated in place.
     """
     copies = _trailing_copies(graph)
-    in_place = [target.name for target in _update_batch_norms(graph, copies)]
+    position = {node: Fraction(index) for index, node in enumerate(graph.nodes)}
+    in_place = [target.name for target in _update_batch_norms(graph, copies, position)]
     for target, copy in copies.items():
         if torch_compat.is_erased(copy):
             continue
-        chain = _chain_from(target, copy.args[1], graph)
+        chain = _chain_from(target, copy.args[1], position)
         if chain is not None:
             for node in chain:
                 write_over(node, node.args[0])
@@ -56,7 +58,7 @@ def reinplace_updates(graph: fx.Graph) -> tuple[str, ...]:
             graph.erase_node(copy)
             in_place.append(target.name)
         else:
-            _move_up(target, copy, graph)
+            _move_up(target, copy, position)
     return tuple(in_place)
 
 
@@ -73,19 +75,18 @@ def _trailing_copies(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     return {target: copy for target, copy in copies.items() if target not in repeated}
 
 
-def _move_up(target: fx.Node, copy: fx.Node, graph: fx.Graph) -> None:
+def _move_up(target: fx.Node, copy: fx.Node, position: dict[fx.Node, Fraction]) -> None:
     """Move a ``copy_`` from the end to where eager updates the target: behind the old value's last reader."""
-    value = copy.args[1]
     before = {user for view in _views_of(target) for user in view.users} - {copy}
-    last = next(node for node in reversed(graph.nodes) if node is value or node in before)
-    if last.op != "placeholder" and last.op != "output":
+    last = max({*before, cast(fx.Node, copy.args[1])}, key=position.__getitem__)
+    if last.op != "placeholder" and last.op != "output" and last.next is not copy:
+        position[copy] = (position[last] + position[last.next]) / 2
         last.append(copy)
 
 
-def _chain_from(target: fx.Node, value: object, graph: fx.Graph) -> list[fx.Node] | None:
+def _chain_from(target: fx.Node, value: object, position: Mapping[fx.Node, Fraction]) -> list[fx.Node] | None:
     """Return the operators that lead from ``target`` to ``value``, in order, if all may be in place."""
     chain: list[fx.Node] = []
-    position = {node: index for index, node in enumerate(graph.nodes)}
     node = value
     while node is not target:
         if not isinstance(node, fx.Node) or not node.args:
@@ -121,7 +122,9 @@ def _mentions(node: fx.Node, argument: fx.Node) -> int:
     return sum(leaf is argument for leaf in pytree.tree_leaves((node.args, node.kwargs)))
 
 
-def _last_reader(node: fx.Node, previous: fx.Node, target: fx.Node, position: Mapping[fx.Node, int]) -> bool:
+def _last_reader(
+    node: fx.Node, previous: fx.Node, target: fx.Node, position: Mapping[fx.Node, Fraction]
+) -> bool:
     """Return True if every other reader of the old value, through any view, comes before ``node``."""
     readers = {user for view in _views_of(previous) for user in view.users} - {node}
     return all(
@@ -142,12 +145,13 @@ def _views_of(node: fx.Node) -> list[fx.Node]:
     return views
 
 
-def _update_batch_norms(graph: fx.Graph, copies: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
+def _update_batch_norms(
+    graph: fx.Graph, copies: Mapping[fx.Node, fx.Node], position: Mapping[fx.Node, Fraction]
+) -> list[fx.Node]:
     """Let batch normalisations write their running statistics in place; return the statistics.
 
     One that runs several times, as in a checkpoint and its recomputation, reads what the time before wrote.
     """
-    position = {node: index for index, node in enumerate(graph.nodes)}
     updated: list[fx.Node] = []
     for last in [node for node in graph.nodes if node.target in _BATCH_NORMS]:
         results = _BATCH_NORMS[last.target][1]

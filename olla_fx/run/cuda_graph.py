@@ -30,6 +30,7 @@ from olla_fx.run.copies import copies_of
 from olla_fx.run.executor import Executor
 from olla_fx.run.persistent import allocate_library_workspaces
 from olla_fx.run.pool import Lease
+from olla_fx.time_limit import TimeLimit
 
 MOST_CAPTURES = 8
 """The number of captures after which a step with other numbers or addresses runs without a graph."""
@@ -126,19 +127,20 @@ class GraphedStep:
         self.replays = 0
         self.gradients: list[torch.Tensor] = []
 
-    def run(self, lease: Lease | None, values: Sequence[Any]) -> Any:
+    def run(self, lease: Lease | None, values: Sequence[Any], limit: TimeLimit) -> Any:
         """Run a step.
 
         Args:
             lease: to run in the buffer.
             values: of the graph's placeholders.
+            limit: of the call, for planning again after a recorded run.
 
         Returns:
             The results; of a replayed step copies, which the next one leaves alone.
         """
         may_use_graph = self.fallback is None and self._executor.is_settled
         if not may_use_graph or lease is None or torch_compat.captures_current_stream():
-            return self._executor.start(lease).run_phase(0, values)
+            return self._executor.start(lease, limit).run_phase(0, values)
         if self._stream is None:
             return self._run_on_stream(lease, values)
         try:

@@ -23,7 +23,7 @@ import torch
 
 from olla_fx import torch_compat
 from olla_fx.arena import Arena, Binding, Buffer, PlannedRequest, RecordedRequest, RunCounts
-from olla_fx.compile import CompiledStep, CompileRequest, compile_step
+from olla_fx.compile import CompiledStep, CompileRequest, plan_captured
 from olla_fx.dataflow import GradientsInBuffer, build_dataflow
 from olla_fx.errors import BufferMemoryError
 from olla_fx.report import format_bytes
@@ -36,6 +36,8 @@ from olla_fx.run.recording import (
     problem_with_workspaces,
     read_recording,
 )
+from olla_fx.time_limit import TimeLimit
+from olla_solvers.effort.freed_memory import return_freed_memory
 
 MOST_RECORDINGS = 4
 """A step whose requests change from run to run is recorded so often, and then left as it is."""
@@ -87,20 +89,22 @@ class Executor:
         self.counts = RunCounts()
         self.outside_log: tuple[str, ...] = ()
         self.leaves_stuck_gradients = False
+        self._is_new = True
         self._pool.want(self, step.plan.buffer_bytes)
 
-    def planned_for(self, gradients: GradientsInBuffer) -> Executor:
+    def planned_for(self, gradients: GradientsInBuffer, limit: TimeLimit) -> Executor:
         """Return an executor of the same step with other gradients in the buffer.
 
         Args:
             gradients: that are made in the buffer.
+            limit: of the call that plans.
 
         Raises:
             ValueError: before a run was recorded.
         """
         if self._record is None:
             raise ValueError("no run was recorded yet")
-        step = self._compiled(self._record, gradients)
+        step = self._compiled(self._record, gradients, limit)
         return Executor(self._request, step, self._record, self._compile_again)
 
     @property
@@ -108,7 +112,9 @@ class Executor:
         """What its operators requested when it was recorded; None before."""
         return self._record
 
-    def _compiled(self, record: StepRecord, gradients: GradientsInBuffer) -> CompiledStep:
+    def _compiled(
+        self, record: StepRecord, gradients: GradientsInBuffer, limit: TimeLimit | None
+    ) -> CompiledStep:
         """Compile the step anew with what was recorded."""
         if self._compile_again is not None:
             return self._compile_again(record, gradients)
@@ -117,21 +123,28 @@ class Executor:
             dataflow = build_dataflow(dataflow.graph_module, dataflow.device, gradients)
         problem = problem_with_workspaces(dataflow.problem, record, dataflow.alignment_bytes)
         earlier = replace(self.step, dataflow=dataflow)
-        return compile_step(replace(self._request, earlier=earlier, problem=problem))
+        request = replace(self._request, earlier=earlier, problem=problem, limit=limit)
+        return plan_captured(request, earlier.captured)
 
     def note_stuck(self) -> None:
         """Note that gradients which a run had left in the buffer could not be moved."""
         self.leaves_stuck_gradients = True
 
-    def start(self, lease: Lease | None) -> Run:
+    def start(self, lease: Lease | None, limit: TimeLimit | None = None) -> Run:
         """Begin a run.
 
         Args:
             lease: to run in the buffer; None runs with the stock allocator.
+            limit: of the call in which the run will end, and the step be planned again if it was recorded;
+                None if that call plans nothing else.
 
         Raises:
             BufferMemoryError: if the device has not enough memory for the buffer.
         """
+        if self._is_new:
+            # Only now is all that planning and the recorded run needed gone, and the buffer is not there yet.
+            return_freed_memory()
+            self._is_new = False
         # A graph that the caller captures would hold on to the buffer's addresses unknown to it.
         in_buffer = self.step.binding is Binding.BUFFER and not torch_compat.captures_current_stream()
         if lease is None or not in_buffer:
@@ -141,7 +154,8 @@ class Executor:
         except BaseException:
             lease.release()
             raise
-        return Run(self, arena, lease, recorded=self._wants_recording and not self._warm_ups)
+        recorded = self._wants_recording and not self._warm_ups
+        return Run(self, arena, lease, recorded=recorded, limit=limit)
 
     def _arena(self, lease: Lease) -> Arena:
         if self._requests is None:
@@ -199,11 +213,11 @@ class Executor:
         if run.recorded:
             order = run.step.plan.order
             record = read_recording(run.step.dataflow, order, run.addresses, run.recording)
-            self._plan_again(record, run.gradients)
+            self._plan_again(record, run.gradients, run.limit)
         elif run.counts.outside and not self._wants_recording and self._recordings < MOST_RECORDINGS:
             self._wants_recording = True
 
-    def _plan_again(self, record: StepRecord, gradients: GradientsInBuffer) -> None:
+    def _plan_again(self, record: StepRecord, gradients: GradientsInBuffer, limit: TimeLimit | None) -> None:
         """Compile the step anew with what was recorded."""
         self._wants_recording = False
         self._record = record
@@ -215,11 +229,13 @@ class Executor:
                 RuntimeWarning,
                 stacklevel=5,
             )
-            self.step = compile_step(replace(self._request, earlier=self.step, in_buffer=False))
+            request = replace(self._request, earlier=self.step, in_buffer=False, limit=limit)
+            self.step = plan_captured(request, self.step.captured)
             return
-        self.step = self._compiled(record, gradients)
+        self.step = self._compiled(record, gradients, limit)
         self._requests = planned_requests(self.step.plan.problem, self.step.plan.memory, record)
         self._pool.want(self, self.step.plan.buffer_bytes)
+        self._is_new = True
 
 
 class Run:
@@ -234,6 +250,7 @@ class Run:
         addresses: for each timestep, where the operator's results are, if recorded.
         recording: the planning thread's requests, if recorded.
         gradients: those that a plan for such a run should have in the buffer.
+        limit: for planning again after it.
     """
 
     def __init__(
@@ -243,6 +260,7 @@ class Run:
         lease: Lease | None,
         *,
         recorded: bool = False,
+        limit: TimeLimit | None = None,
     ) -> None:
         """Prepare a run; see :meth:`Executor.start`."""
         self._executor = executor
@@ -250,6 +268,7 @@ class Run:
         self.step = executor.step
         self.arena = arena
         self.recorded = recorded
+        self.limit = limit
         self.counts = RunCounts()
         self.outside_log: list[tuple[int, int, int]] = []
         self.addresses: dict[int, list[int | None]] = {}
@@ -266,7 +285,7 @@ class Run:
         """
         try:
             with torch.no_grad(), _without_autocast(self.step.captured.device.type):
-                results = self._run(index, arguments, last or index + 1 < len(self.step.emitted.phases))
+                results = self._run(index, arguments, last or index + 1 < len(self.step.emitted.functions))
             if last and self.arena is not None:
                 self._executor.end(self)
         except BaseException:
@@ -294,7 +313,8 @@ class Run:
 
     def _record(self, arena: Arena, index: int, arguments: Sequence[Any]) -> Any:
         """Run a phase operator by operator; note every request and where each result is."""
-        phase = self.step.emitted.phases[index]
+        # Written for this run alone: the plan that follows has no use for it.
+        phase = self.step.emitted.write()[index]
         timesteps = {name: timestep for timestep, name in enumerate(self.step.plan.order)}
         operators = {
             node: timesteps[node.meta["operator"]] for node in phase.graph.nodes if "operator" in node.meta

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from olla_fx.capture import StepRequest, TensorSpec
+from olla_fx.capture import TensorSpec
 from olla_fx.capture.varying import varying_sizes
 from olla_fx.compile import CompiledStep, CompileRequest
 from olla_fx.dataflow import GradientsInBuffer
@@ -173,7 +173,7 @@ class Families:
         self,
         key: Hashable,
         kind: Hashable,
-        request: StepRequest,
+        request: CompileRequest,
         cached: Iterator[CachedPlan],
         make_prologue: Callable[[CompiledStep], Prologue],
     ) -> bool:
@@ -190,7 +190,7 @@ class Families:
             True if there is one now.
         """
         structure = structure_of(key)
-        present = _tensor_specs(_specs(request.inputs))
+        present = _tensor_specs(_specs(request.step.inputs))
         refused = self._refused.setdefault((structure, kind), set())
         for plan in cached:
             if plan.kind != kind or structure_of(plan.key) != structure or plan.update is not None:
@@ -208,17 +208,16 @@ class Families:
                 refused |= changed
                 continue
             self._tried[structure, kind] = self._tried.get((structure, kind), 0) + 1
-            compile_request = CompileRequest(request)
             logger.info("capturing the step with %d symbols as sizes", len(varying.hints))
             try:
-                family = compile_family(compile_request, plan.executor.step, varying, sizes)
+                family = compile_family(request, plan.executor.step, varying, sizes)
             except CaptureError as error:
                 logger.info("sizes stay numbers: %s", error)
                 refused |= changed
                 continue
             founders.append(present)
             prologue = make_prologue(family.step)
-            bare = CompileRequest(replace(request, inputs=()))
+            bare = CompileRequest(replace(request.step, inputs=()))
             plans = FamilyPlans(family, structure, kind, prologue, bare)
             record = plan.executor.record
             if record is not None and family.is_of_same_arrays(plan.executor.step):

@@ -22,7 +22,7 @@ from torch import fx, nn
 from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Mode, StepRequest, TensorSpec
 from olla_fx.capture import optimizer as optimizers
-from olla_fx.compile import CompiledStep, CompileRequest, compile_step, compile_update
+from olla_fx.compile import CompiledStep, CompileRequest, compile_step
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.eager.record import Recording
 from olla_fx.errors import StepModeError
@@ -45,7 +45,9 @@ from olla_fx.run.pickling import carried, refuse_unnamed
 from olla_fx.run.plan_cache import CachedPlan, PlanCache, Strides
 from olla_fx.run.pool import Lease, Turn, pool_of
 from olla_fx.run.stats import StepReport, StepStats, report_on
+from olla_fx.time_limit import TimeLimit
 from olla_fx.torch_compat import pytree
+from olla_solvers.effort.freed_memory import return_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +86,7 @@ class PlannedModule(nn.Module):
         if request.mode is Mode.AUTOGRAD:
             request = replace(request, mode=call_kind(model, request.mode, request.inputs)[0])
         key, _ = call_key(self._request.mode, request.inputs)
-        self._current = self._plan_step(key, request)
+        self._current = self._plan_step(key, request, TimeLimit(request.options.time_limit, plans=0))
         # Not as a child module: that would change the keys of state_dict. Last, since from here on
         # attributes that the model has are set there.
         object.__setattr__(self, "_model", model)
@@ -117,24 +119,27 @@ class PlannedModule(nn.Module):
             inputs = in_sequence(self._model, self._request.mode, inputs, named)
         check_training_flag(self._model, self._request.mode)
         with self._lock:
-            planned, values = self._planned_for(inputs)
+            # Every plan of the call may be made again after its run.
+            plans = 2 if self._request.runs_in_micro_batches else 1
+            limit = TimeLimit(self._request.options.time_limit, plans)
+            planned, values = self._planned_for(inputs, limit)
             self._current = planned
             if self._request.mode is Mode.TRAINING:
                 try:
-                    return self._train(planned, values)
+                    return self._train(planned, values, limit)
                 except BaseException:
                     planned.prologue.undo_created_state()
                     raise
             executor = planned.executor
             if executor.step.captured.mode is Mode.AUTOGRAD:
                 sees_gradients = _has_gradient(executor.step.captured, values)
-                planned.choose_executor(sees_gradients)
+                planned.choose_executor(sees_gradients, limit)
                 executor = planned.executor
         if executor.step.captured.mode is Mode.AUTOGRAD:
             return self._differentiate(planned, executor, values, sees_gradients)
-        return self._infer(planned, values)
+        return self._infer(planned, values, limit)
 
-    def _planned_for(self, inputs: tuple[Any, ...]) -> tuple[CachedPlan, list[Any]]:
+    def _planned_for(self, inputs: tuple[Any, ...], limit: TimeLimit) -> tuple[CachedPlan, list[Any]]:
         """Return the plan of a call, made now if none fits, and the values of its placeholders."""
         key, examples = call_key(self._request.mode, inputs)
         fitting = self._plans.fitting(key, examples)
@@ -150,20 +155,23 @@ class PlannedModule(nn.Module):
         logger.info("planning %s", f"again: {reason}" if reason else "for a new kind of call")
         strides = self._plans.gradient_strides(key, kind)
         request = replace(self._request, inputs=inputs, mode=kind[0], tangent_strides=strides)
-        if not fitting and self._make_family(key, kind, request):
+        if not fitting and self._make_family(key, kind, request, limit):
             of_family = self._families.fitting(key, inputs, examples)
             if of_family is not None:
                 return of_family
-        planned = self._plan_step(key, request)
+        planned = self._plan_step(key, request, limit)
         self._replans += reason is not None and not lost
         return planned, planned.prologue.gather(examples)
 
-    def _make_family(self, key: Hashable, kind: Hashable, request: StepRequest) -> bool:
+    def _make_family(self, key: Hashable, kind: Hashable, request: StepRequest, limit: TimeLimit) -> bool:
         """Make plans for all sizes of a call's inputs, if a call was planned that differs in these alone."""
         options = request.options
         if options.dynamic is False or options.cuda_graph or options.accumulation_steps > 1:
             return False
-        return self._families.make(key, kind, request, self._plans.newest_first(), self._prologue_of)
+        cached = self._plans.newest_first()
+        made = self._families.make(key, kind, CompileRequest(request, limit=limit), cached, self._prologue_of)
+        return_freed_memory()
+        return made
 
     def _prologue_of(self, step: CompiledStep) -> Prologue:
         own = self._request
@@ -176,16 +184,17 @@ class PlannedModule(nn.Module):
             differentiates=own.mode is Mode.AUTOGRAD and torch.is_grad_enabled(),
         )
 
-    def _plan_step(self, key: Hashable, request: StepRequest) -> CachedPlan:
+    def _plan_step(self, key: Hashable, request: StepRequest, limit: TimeLimit) -> CachedPlan:
         last = self.__dict__.get("_current")
         # The order of another size or state is a good one to begin with.
         start = None if last is None else last.executor.step.plan.order
-        compile_request = CompileRequest(request, start=start)
-        step = compile_step(compile_request)
+        step, update = compile_step(CompileRequest(request, limit=limit, start=start))
         captured = step.captured
         if request.options.cuda_graph:
             check_graph_request(request, captured.device)
-        update = compile_update(compile_request, step)
+        # It is compiled: what was captured of it is not needed again.
+        captured = replace(captured, update=None)
+        step = replace(step, captured=captured)
         example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)
         own = self._request
         prologue = self._prologue_of(step)
@@ -195,6 +204,7 @@ class PlannedModule(nn.Module):
             executor, graphed = self._runners(update)
             planned = replace(planned, update=replace(planned, executor=executor, graphed=graphed))
         self._plans.add(planned)
+        return_freed_memory()
         return planned
 
     def _runners(self, step: CompiledStep) -> tuple[Executor, GraphedStep | None]:
@@ -203,30 +213,30 @@ class PlannedModule(nn.Module):
         graphed = GraphedStep(step.captured, executor) if self._request.options.cuda_graph else None
         return executor, graphed
 
-    def _train(self, planned: CachedPlan, values: list[Any]) -> Any:
+    def _train(self, planned: CachedPlan, values: list[Any], limit: TimeLimit) -> Any:
+        def run(part: CachedPlan, values: list[Any]) -> Any:
+            return self._run(part, self._turn.lease(wait=True), values, limit)
+
         if planned.update is None:
-            results = self._run_whole(planned, values)
+            results = run(planned, values)
             answer = planned.executor.step.captured.outputs.rebuild(results)
         else:
-            answer = run_micro_batches(planned, planned.update, values, self._run_whole)
+            answer = run_micro_batches(planned, planned.update, values, run)
         optimizer = self._request.optimizer
         if optimizer is not None:
             torch_compat.note_optimizer_stepped(optimizer)
             torch_compat.run_optimizer_post_hooks(optimizer)
         return answer
 
-    def _run_whole(self, planned: CachedPlan, values: list[Any]) -> Any:
-        return self._run(planned, self._turn.lease(wait=True), values)
-
-    def _infer(self, planned: CachedPlan, values: list[Any]) -> Any:
-        results = self._run(planned, self._lease(), values)
+    def _infer(self, planned: CachedPlan, values: list[Any], limit: TimeLimit) -> Any:
+        results = self._run(planned, self._lease(), values, limit)
         return planned.executor.step.captured.outputs.rebuild(results)
 
     @staticmethod
-    def _run(planned: CachedPlan, lease: Lease | None, values: list[Any]) -> Any:
+    def _run(planned: CachedPlan, lease: Lease | None, values: list[Any], limit: TimeLimit) -> Any:
         if planned.graphed is not None:
-            return planned.graphed.run(lease, values)
-        return planned.executor.start(lease).run_phase(0, values)
+            return planned.graphed.run(lease, values, limit)
+        return planned.executor.start(lease, limit).run_phase(0, values)
 
     def _differentiate(
         self, planned: CachedPlan, executor: Executor, values: list[Any], sees_gradients: bool
@@ -237,6 +247,7 @@ class PlannedModule(nn.Module):
             plans.note_gradient_strides(planned, strides)
             planned.suited[sees_gradients] = suited
 
+        # Its backward, after which the step may be planned again, is a call of its own.
         run = executor.start(self._lease())
         running = Pass(run, values, note_backward)
         results = PlannedFunction.apply(running, *running.differentiable())  # type: ignore[no-untyped-call]

@@ -26,6 +26,7 @@ from olla_fx.guards import Mismatch, Prologue
 from olla_fx.plan import Plan
 from olla_fx.run.cuda_graph import GraphedStep
 from olla_fx.run.executor import Executor
+from olla_fx.time_limit import TimeLimit
 
 MOST_EXECUTORS = 4
 """Plans of one captured step that differ in the gradients that are made in the buffer."""
@@ -67,7 +68,7 @@ class CachedPlan:
     clears_gradients: bool = True
     may_leave_gradients: bool = True
 
-    def choose_executor(self, sees_gradients: bool) -> None:
+    def choose_executor(self, sees_gradients: bool, limit: TimeLimit) -> None:
         """Choose by what earlier backwards of such a forward did, or plan for it.
 
         A new ``.grad`` is in the buffer if the loop clears it before the next forward, which needs the
@@ -76,6 +77,7 @@ class CachedPlan:
 
         Args:
             sees_gradients: True if a parameter has a ``.grad`` before the forward.
+            limit: of the call.
         """
         if self.saw_gradients is False:
             self.clears_gradients = not sees_gradients
@@ -90,7 +92,7 @@ class CachedPlan:
         if wanted not in self.executors:
             if len(self.executors) >= MOST_EXECUTORS:
                 self.executors = {}
-            self.executors[wanted] = self.executor.planned_for(wanted)
+            self.executors[wanted] = self.executor.planned_for(wanted, limit)
         self.executor = self.executors[wanted]
 
     @property

@@ -47,7 +47,8 @@ class _Formula:
     def at(self, features: Floats) -> int:
         """Return the bytes for the features of some sizes."""
         pairs = zip(self.features, self.factors, strict=True)
-        return math.ceil(sum(features[index] * factor for index, factor in pairs) - 1e-6) + self.slack_bytes
+        total = sum(float(features[index]) * factor for index, factor in pairs)
+        return math.ceil(total - 1e-6) + self.slack_bytes
 
 
 class Recordings:
@@ -187,7 +188,7 @@ def _simplest(rows: Floats, recorded: Floats, symbols: int) -> _Formula | None:
 
 
 def _candidates(rows: Floats, symbols: int) -> Iterator[list[tuple[int, ...]]]:
-    """Yield sets of features, simpler ones first: one, one and a constant, polynomials of one size, of all."""
+    """Yield sets of features, simpler ones first: one, with a constant, polynomials of one size, of all."""
     varying = [index for index in range(rows.shape[1]) if len(set(rows[:, index].tolist())) > 1]
     _, distinct = np.unique(rows[:, varying], axis=1, return_index=True)
     single = [varying[position] for position in sorted(distinct.tolist())]

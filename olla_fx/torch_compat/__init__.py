@@ -77,10 +77,11 @@ from olla_fx.torch_compat.tensors import (
     tensors_fit,
     version_of,
 )
-from olla_fx.torch_compat.tracing import new_nodes_marked, trace_functional
+from olla_fx.torch_compat.tracing import lazy_graph_module, new_nodes_marked, trace_functional
 from olla_fx.torch_compat.versions import (
     NEWEST_TESTED,
     OLDEST_TESTED,
+    extensions_folder,
     warn_if_newer_than_tested,
 )
 
@@ -108,6 +109,7 @@ __all__ = [
     "direct_call",
     "divisor_of",
     "expression_of",
+    "extensions_folder",
     "function_of",
     "graph_is_kept",
     "guards_of",
@@ -121,6 +123,7 @@ __all__ = [
     "is_recomputing",
     "is_transformed",
     "kernel_settings",
+    "lazy_graph_module",
     "module_hooks",
     "new_fake_mode",
     "new_nodes_marked",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -21,9 +22,25 @@ DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...] = (
 
 def new_fake_mode() -> Any:
     """Return a ``FakeTensorMode`` in which ``.item()`` gives a symbolic number instead of an error."""
-    return _fake_tensor.FakeTensorMode(
-        allow_non_fake_inputs=True, shape_env=_symbolic_shapes.ShapeEnv(allow_scalar_outputs=True)
-    )
+    with _read_sources_forgotten():
+        return _fake_tensor.FakeTensorMode(
+            allow_non_fake_inputs=True, shape_env=_symbolic_shapes.ShapeEnv(allow_scalar_outputs=True)
+        )
+
+
+@contextlib.contextmanager
+def _read_sources_forgotten() -> Iterator[None]:
+    """Forget the files that are read meanwhile for the lines of a traceback.
+
+    A mode notes where it was made, and ``linecache`` keeps every file on the way, PyTorch's largest ones. It
+    reads them again if they are asked for.
+    """
+    before = set(linecache.cache)
+    try:
+        yield
+    finally:
+        for path in set(linecache.cache) - before:
+            linecache.cache.pop(path, None)
 
 
 @contextlib.contextmanager

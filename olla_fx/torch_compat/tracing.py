@@ -1,4 +1,8 @@
-"""Traces a function by AOTAutograd into one functional graph, as eager would compute it."""
+"""Traces a function once into one functional graph, as eager would compute it.
+
+The parts are AOTAutograd's, put together for what a step needs. ``aot_function`` itself runs the function
+beforehand to learn about its outputs and mutations, and runs the graph afterwards, which takes as long again.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
-from torch._functorch import aot_autograd as _aot_autograd
-from torch._functorch._aot_autograd import graph_compile as _graph_compile
+from torch import fx, nn
+from torch._dispatch import python as _python_dispatch
+from torch._functorch._aot_autograd import functional_utils as _functional
 from torch._higher_order_ops import wrap as _wrap
+from torch._subclasses import functional_tensor as _functional_tensor
+from torch.fx import _lazy_graph_module
+from torch.fx import config as _config
 from torch.fx.experimental import proxy_tensor as _proxy_tensor
 from torch.nn.modules import activation as _activation
 from torch.utils import checkpoint as _checkpoint
@@ -19,64 +26,94 @@ from torch.utils import checkpoint as _checkpoint
 from olla_fx.torch_compat.composite import composite_operators_as_in_eager
 from olla_fx.torch_compat.patches import PATCHING
 
-_TENSORIFY = "tensorify_python_scalars"
+_NO_STACK_TRACES = "do_not_emit_stack_traces"
 
 
 def trace_functional(
-    function: Callable[..., Any], arguments: Sequence[Any], fake_mode: Any
+    function: Callable[..., Sequence[torch.Tensor]], arguments: Sequence[torch.Tensor], fake_mode: Any
 ) -> fx.GraphModule:
     """Trace ``function(*arguments)`` into one functional ATen graph, nothing being computed.
 
-    AOTAutograd functionalises the function and appends one ``copy_`` for every mutated argument
-    (``keep_inference_input_mutations``). It is compiled as an inference graph: differentiation happens
-    inside the function.
+    Every argument that the function writes to has a ``copy_`` of its new value at the end of the graph.
+    Differentiation happens inside the function.
 
     Args:
-        function: takes and returns pytrees of tensors.
-        arguments: pytrees of fake tensors of ``fake_mode``; no tensor occurs twice.
+        function: takes and returns tensors; what it returns shares no storage with its arguments.
+        arguments: fake tensors of ``fake_mode``; no tensor occurs twice.
         fake_mode: from :func:`new_fake_mode`.
 
     Returns:
-        The graph, with one placeholder for every tensor of ``arguments`` in flattening order.
+        The graph, with one placeholder for every argument, and more for operators with side effects.
+
+    Raises:
+        AssertionError: if the function writes to a tensor that is no argument.
     """
-    graphs: list[fx.GraphModule] = []
 
-    def keep(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule:
-        graphs.append(gm)
-        return gm
+    def functional(*values: torch.Tensor) -> tuple[Any, ...]:
+        with _proxy_tensor.maybe_enable_thunkify():
+            # Functionalisation in Python and the one in C++ exclude each other.
+            with torch._C._ExcludeDispatchKeyGuard(_FUNCTIONALIZE):
+                wrapped = [_functional.to_fun(value) for value in values]
+                results = function(*wrapped)
+            for value, wrapper in zip(values, wrapped, strict=True):
+                if _functional.has_data_mutation(wrapper):
+                    value.copy_(_functional.from_fun(wrapper))  # type: ignore[arg-type]
+            return tuple(_functional.from_fun(result) for result in results)
 
-    traced = _aot_autograd.aot_function(
-        function,
-        fw_compiler=keep,
-        inference_compiler=keep,
-        keep_inference_input_mutations=True,
-    )
+    # Numbers that an earlier trace read from the same arguments are not this graph's.
+    fake_mode.epoch += 1
     with (
         torch.no_grad(),
         fake_mode,
-        _scalars_left_as_python_numbers(),
+        torch.autograd.set_multithreading_enabled(False),
+        _python_dispatch.enable_python_dispatcher(),
+        _without_stack_traces(),
+        _lazy_graph_module._use_lazy_graph_module(True),
         composite_operators_as_in_eager(),
         _fused_inference_layers(),
         _checkpoints_as_in_eager(),
+        _functional_tensor.FunctionalTensorMode(_allow_token_discovery=True),
     ):
-        traced(*arguments)
-    return graphs[0]
+        trace = _proxy_tensor.make_fx(
+            functional, decomposition_table={}, _disable_torch_fn_metadata_mode=True
+        )
+        graph_module: fx.GraphModule = trace(*arguments)
+    _functional.assert_functional_graph(graph_module.graph)
+    if graph_module.graph.eliminate_dead_code():
+        graph_module.recompile()
+    return graph_module
+
+
+_FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+
+
+def lazy_graph_module(root: nn.Module, graph: fx.Graph, name: str = "GraphModule") -> fx.GraphModule:
+    """Return a graph module whose code is written when it is first called or printed.
+
+    ``fx`` writes and compiles the code of every graph module, and keeps the text for good.
+
+    Args:
+        root: has the attributes that the graph reads.
+        graph: of the module.
+        name: of its class.
+    """
+    return _lazy_graph_module._LazyGraphModule(root, graph, name)
 
 
 @contextlib.contextmanager
-def _scalars_left_as_python_numbers() -> Iterator[None]:
-    """Keep AOTAutograd from turning Python float arithmetic into tensor arithmetic.
+def _without_stack_traces() -> Iterator[None]:
+    """Keep the tracer from noting for each node the lines of code that led to it.
 
-    ``tensorify_python_scalars`` rewrites ``x * lr`` into operators on 0-dim float64 tensors rounded to
-    float32 on the way, which is not what eager computes.
+    Nothing here reads them, and Python keeps every file that it looks a line up in. A release that has no
+    such setting notes them.
     """
     with PATCHING:
-        original = getattr(_graph_compile, _TENSORIFY)
-        setattr(_graph_compile, _TENSORIFY, lambda *_: None)
+        original = getattr(_config, _NO_STACK_TRACES, None)
+        setattr(_config, _NO_STACK_TRACES, True)
         try:
             yield
         finally:
-            setattr(_graph_compile, _TENSORIFY, original)
+            setattr(_config, _NO_STACK_TRACES, original)
 
 
 @contextlib.contextmanager

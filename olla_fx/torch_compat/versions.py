@@ -1,10 +1,12 @@
-"""Warns of releases of torch that are not tested."""
+"""Warns of releases of torch that are not tested, and finds the folder of this installation's extensions."""
 
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import torch
+from torch import _appdirs
 
 OLDEST_TESTED = (2, 11)
 
@@ -22,3 +24,12 @@ def warn_if_newer_than_tested() -> None:
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+def extensions_folder() -> Path:
+    """Return the folder of the user's compiled extensions, as ``cpp_extension.get_default_build_root()``.
+
+    Importing ``torch.utils.cpp_extension`` to ask it loads setuptools: four megabytes to find a library that
+    is there.
+    """
+    return Path(_appdirs.user_cache_dir(appname="torch_extensions")).resolve()  # type: ignore[no-untyped-call]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import olla_fx
 from olla_fx import compile as pipeline
@@ -29,3 +31,17 @@ def test_a_step_planned_again_begins_from_its_earlier_order(monkeypatch: pytest.
     assert len(starts) == 2
     assert starts[0] is None
     assert sorted(starts[1]) == sorted(step.plan.order)
+
+
+def test_a_planned_step_holds_one_graph() -> None:
+    gc.collect()
+    before = sum(type(thing) is fx.Node for thing in gc.get_objects())
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    step = olla_fx.optimize(model, torch.randn(3, 4))
+    for _ in range(3):
+        step(torch.randn(3, 4)).square().sum().backward()
+    gc.collect()
+    held = sum(type(thing) is fx.Node for thing in gc.get_objects()) - before
+    written = sum(len(graph_module.graph.nodes) for graph_module in step.stats.graph_modules)
+    assert held < written
+    assert step.stats.graph_modules == step.stats.graph_modules

@@ -32,7 +32,7 @@ def dataflow_of(graph, *examples):
     module = fx.GraphModule(nn.Module(), graph)
     specs = map(TensorSpec.of, examples)
     inputs = [StepInput(Role.EXAMPLE, str(index), spec) for index, spec in enumerate(specs)]
-    propagate_fake_tensors(module, inputs, CPU)
+    propagate_fake_tensors(module, module.graph, inputs, CPU)
     return build_dataflow(module, CPU), inputs
 
 

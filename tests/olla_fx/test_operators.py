@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from olla_fx import operators, torch_compat
+from tests.olla_fx.comparisons import assert_same
 
 aten = torch.ops.aten
 
@@ -38,3 +39,31 @@ def test_grouped_products(left, right, offsets, dtype):
             *(tensor if tensor is None else mode.from_tensor(tensor) for tensor in (left, right, offsets))
         )
     assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "like",
+    [
+        torch.randn(6, 8, 10),
+        torch.randn(6, 8, 10).permute(2, 0, 1),
+        torch.randn(6, 8, 10)[:, :5, ::2],
+        torch.randn(8, 1).expand(6, 8, 10),
+        torch.randn(0, 3),
+    ],
+    ids=["dense", "permuted", "slice", "expanded", "empty"],
+)
+def test_dropout(like, dtype, p):
+    x = like.to(dtype)
+    if x.is_contiguous() and x.numel():
+        x.view(-1)[:3] = torch.tensor([torch.inf, torch.nan, -0.0])
+    torch.manual_seed(0)
+    real = aten.native_dropout.default(x, p, True)
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    own = operators.dropout(x, p, True)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert_same(real, own, "dropout")
+    backward = aten.native_dropout_backward.default(x, real[1], 1.25)
+    assert_same(backward, operators.dropout_backward(x, real[1], 1.25), "backward")

@@ -1,8 +1,10 @@
 import ast
+import linecache
 import re
 from pathlib import Path
 
 import pytest
+from torch.utils import cpp_extension
 
 import olla_fx
 from olla_fx import torch_compat
@@ -113,3 +115,13 @@ def test_private_interfaces_of_torch_are_used_behind_one_door():
 
 def test_the_door_leads_to_every_room():
     assert set(torch_compat.__all__) <= set(vars(torch_compat))
+
+
+def test_extensions_lie_where_torch_builds_them():
+    assert torch_compat.extensions_folder() == Path(cpp_extension.get_default_build_root())
+
+
+def test_a_fake_mode_leaves_no_files_in_memory():
+    linecache.clearcache()
+    torch_compat.new_fake_mode()
+    assert not linecache.cache

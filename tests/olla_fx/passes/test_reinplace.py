@@ -31,7 +31,7 @@ def graph_of(build, *shapes):
         StepInput(Role.EXAMPLE, str(index), TensorSpec.of(torch.empty(shape)))
         for index, shape in enumerate(shapes)
     ]
-    propagate_fake_tensors(module, specs, torch.device("cpu"))
+    propagate_fake_tensors(module, module.graph, specs, torch.device("cpu"))
     return module
 
 

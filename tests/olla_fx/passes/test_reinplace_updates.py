@@ -105,7 +105,7 @@ class Update:
         expected = self._run(module)
         inputs = [StepInput(Role.PARAMETER, name, TensorSpec.of(tensor))
                   for name, tensor in zip("pg", self.examples, strict=True)]  # fmt: skip
-        propagate_fake_tensors(module, inputs, torch.device("cpu"))
+        propagate_fake_tensors(module, module.graph, inputs, torch.device("cpu"))
         updated = reinplace_updates(self.graph)
         self.graph.eliminate_dead_code(lambda node: node.op != "call_function" or "_." in str(node.target))
         self.graph.lint()

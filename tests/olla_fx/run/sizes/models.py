@@ -33,7 +33,8 @@ class Decoder(nn.Module):
     def forward(self, x):
         batch, length = x.shape
         hidden = self.words(x) + self.positions(torch.arange(length, device=x.device))
-        q, k, v = (part.view(batch, length, 2, 8).transpose(1, 2) for part in self.qkv(self.norm(hidden)).chunk(3, -1))
+        parts = self.qkv(self.norm(hidden)).chunk(3, -1)
+        q, k, v = (part.view(batch, length, 2, 8).transpose(1, 2) for part in parts)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.head(hidden + self.out(attended.transpose(1, 2).reshape(batch, length, 16)))
 
@@ -44,9 +45,14 @@ class ConvNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
-            nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.SiLU(inplace=True),
-        )  # fmt: skip
+            nn.Conv2d(3, 8, 3, padding=1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3, padding=1, bias=False),
+            nn.BatchNorm2d(16),
+            nn.SiLU(inplace=True),
+        )
         self.head = nn.Linear(16, 5)
 
     def forward(self, x):
@@ -58,7 +64,11 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.body, self.head = nn.Embedding(WORDS, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 5)
+        self.words, self.body, self.head = (
+            nn.Embedding(WORDS, 8),
+            nn.GRU(8, 8, batch_first=True),
+            nn.Linear(8, 5),
+        )
 
     def forward(self, x):
         return self.head(self.body(self.words(x))[0][:, -1])
