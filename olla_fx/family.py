@@ -20,7 +20,7 @@ import torch
 
 from olla_fx.alignment import rounded
 from olla_fx.capture import CapturedStep, capture
-from olla_fx.capture.formulas import first_difference, signatures_of, size_of
+from olla_fx.capture.formulas import first_difference, is_compared, signatures_of
 from olla_fx.capture.types import CapturedFamily
 from olla_fx.capture.varying import VaryingSizes
 from olla_fx.compile import CompiledStep, CompileRequest, plan_captured
@@ -87,7 +87,15 @@ class SizeFamily:
         Args:
             tensors: among the call's inputs, flat, of the family's types and devices.
         """
-        sizes = self._family.varying.read([(tensor.shape, tensor.stride()) for tensor in tensors])
+        return self.sizes_of_layouts([(tensor.shape, tensor.stride()) for tensor in tensors])
+
+    def sizes_of_layouts(self, layouts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Sizes | None:
+        """Return the sizes of a call as :meth:`sizes_of` does.
+
+        Args:
+            layouts: shape and stride of each tensor.
+        """
+        sizes = self._family.varying.read(layouts)
         return sizes if sizes is not None and all(self._family.conditions(*sizes)) else None
 
     @property
@@ -204,7 +212,7 @@ def _difference(
 
 def _take_names(captured: CapturedStep, earlier: CapturedStep) -> None:
     """Name operators as in the step before, whose order and workspaces are known by name."""
-    nodes = [node for node in captured.graph_module.graph.nodes if size_of(node) is node]
+    nodes = [node for node in captured.graph_module.graph.nodes if is_compared(node)]
     for node, signature in zip(nodes, earlier.signatures, strict=True):
         node.name = signature.name
 

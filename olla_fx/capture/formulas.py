@@ -195,15 +195,22 @@ def signatures_of(graph: fx.Graph, resolve: Resolve | None = None) -> tuple[Sign
     position: dict[fx.Node, int] = {}
     signatures: list[Signature] = []
     for node in graph.nodes:
-        if node.op == "get_attr" and Size.of_name(str(node.target)) is not None:
+        if node.target is aten.alias.default:
+            position[node] = position[node.args[0]]
+        if not is_compared(node):
             continue
-        position[node] = len(position)
+        position[node] = len(signatures)
         arguments = pytree.tree_leaves((node.args, node.kwargs))
         described = [_described(argument, position, resolve) for argument in arguments]
         results = _layouts_at(node, resolve)
         target = str(node.target) if node.op == "call_function" else node.op
         signatures.append(Signature(node.name, hash((target, tuple(described), results))))
     return tuple(signatures)
+
+
+def is_compared(node: fx.Node) -> bool:
+    """Return True unless a node is a number, or what indexing makes of a slice that takes everything."""
+    return node.target is not aten.alias.default and size_of(node) is node
 
 
 def _described(argument: Any, position: dict[fx.Node, int], resolve: Resolve | None) -> Any:

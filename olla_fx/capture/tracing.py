@@ -212,9 +212,11 @@ class Tracing:
 
     def _add_tangents(self) -> None:
         """Add a tangent for each output that has a gradient; a first run under fake tensors tells which."""
-        eager = FakeStep(self.request, self.fake_mode, self._symbolic_examples())
+        fake_mode = None if self.symbols is None else self.fake_mode
+        eager = FakeStep(self.request, fake_mode, self._symbolic_examples())
         with explained(self.request.model), torch.random.fork_rng(devices=[]):
             outputs = eager.forward()
+        torch_compat.forget_numbers_read(self.fake_mode)
         self.aliases = eager.aliases(outputs)
         pairs = zip(outputs, self.aliases, strict=True)
         made = [output for output, alias in pairs if alias is None and output.requires_grad]

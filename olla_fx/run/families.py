@@ -73,6 +73,16 @@ class FamilyPlans:
         """Start without recordings."""
         self.recordings = Recordings(self.family.numbers)
 
+    def take_record(self, other: CachedPlan) -> None:
+        """Take over what was recorded of another plan, if its operators are the same."""
+        record = other.executor.record
+        tensors = [(spec.shape, spec.stride) for spec in _tensor_specs(other.example)]
+        if record is None or record.is_predicted or not self.family.is_of_same_arrays(other.executor.step):
+            return
+        sizes = self.family.sizes_of_layouts(tensors) if other.kind == self.kind else None
+        if sizes is not None:
+            self.recordings.add(sizes, record)
+
     def at(self, sizes: Sizes, key: Hashable, example: Callable[[], Any]) -> CachedPlan:
         """Return the plan for some sizes, made now if there is none.
 
@@ -219,9 +229,9 @@ class Families:
             prologue = make_prologue(family.step)
             bare = CompileRequest(replace(request.step, inputs=()))
             plans = FamilyPlans(family, structure, kind, prologue, bare)
-            record = plan.executor.record
-            if record is not None and family.is_of_same_arrays(plan.executor.step):
-                plans.recordings.add(sizes, record)
+            others = (known for one in self._families for known in one.plans.values())
+            for other in (plan, *others):
+                plans.take_record(other)
             self._families.append(plans)
             return True
         return False

@@ -32,6 +32,12 @@ def new_size(fake_mode: Any, index: int, hint: int) -> torch.SymInt:
     return size
 
 
+def forget_numbers_read(fake_mode: Any) -> None:
+    """Forget that numbers were read from tensors that nothing traced from now on returns."""
+    fake_mode.shape_env.pending_fresh_unbacked_symbols.clear()
+    fake_mode.epoch += 1
+
+
 def hint_of(number: Any) -> Any:
     """Return the value that a symbolic number has at the hints, without a guard; others as they are."""
     return number.node.hint if isinstance(number, SYMBOLIC) else number
