@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from olla_fx.alignment import rounded
-from olla_fx.capture import CapturedStep, capture
+from olla_fx.capture import CapturedStep, Role, capture
 from olla_fx.capture.formulas import first_difference, is_compared, signatures_of
 from olla_fx.capture.types import CapturedFamily
-from olla_fx.capture.varying import VaryingSizes
+from olla_fx.capture.varying import VaryingSizes, layout_in_extents
 from olla_fx.compile import CompiledStep, CompileRequest, plan_captured
 from olla_fx.dataflow import Dataflow, GradientsInBuffer, build_dataflow
 from olla_fx.errors import CaptureError
-from olla_fx.fx_graph import LAYOUTS, Size, size_name
+from olla_fx.fx_graph import LAYOUTS, Size, descendants, size_name
 from olla_fx.time_limit import TimeLimit
 from olla_solvers.resizing import KeptOrder
 
@@ -140,7 +140,7 @@ class SizeFamily:
         problem, memory = order.plan(array_bytes, workspace_bytes)
         recorded = needs is not None
         return CompiledStep(
-            self._captured_at(numbers),
+            _captured_at(self.captured, self._family, numbers),
             replace(dataflow, problem=problem, storage_bytes=tuple(storage_bytes)),
             replace(step.plan, problem=problem, memory=memory, timings={}, workspaces_recorded=recorded),
             step.binding,
@@ -158,20 +158,25 @@ class SizeFamily:
             self._orders[gradients] = step, KeptOrder(dataflow.problem, step.plan.order)
         return self._orders[gradients]
 
-    def _captured_at(self, numbers: Sequence[Any]) -> CapturedStep:
-        resolve = resolver(numbers)
-        family, captured = self._family, self.captured
-        inputs = list(captured.inputs)
-        for index, (shape, stride) in family.inputs.items():
-            spec = inputs[index].spec
-            if spec is not None:
-                at_size = replace(spec, shape=tuple(map(resolve, shape)), stride=tuple(map(resolve, stride)))
-                inputs[index] = replace(inputs[index], spec=at_size)
-        return replace(captured, inputs=tuple(inputs), outputs=family.outputs.with_numbers(resolve))
+
+def _captured_at(captured: CapturedStep, family: CapturedFamily, numbers: Sequence[Any]) -> CapturedStep:
+    """Return what flows into a step and out of it, with the values of the formulas at some sizes."""
+    resolve = resolver(numbers)
+    inputs = list(captured.inputs)
+    for index, (shape, stride) in family.inputs.items():
+        spec = inputs[index].spec
+        if spec is not None:
+            at_size = replace(spec, shape=tuple(map(resolve, shape)), stride=tuple(map(resolve, stride)))
+            inputs[index] = replace(inputs[index], spec=at_size)
+    return replace(captured, inputs=tuple(inputs), outputs=family.outputs.with_numbers(resolve))
 
 
 def compile_family(
-    request: CompileRequest, earlier: CompiledStep, varying: VaryingSizes, sizes: Sizes
+    request: CompileRequest,
+    earlier: CompiledStep,
+    varying: VaryingSizes,
+    sizes: Sizes,
+    tangents: Sequence[tuple[Sequence[int], Sequence[int]]],
 ) -> SizeFamily:
     """Capture and plan a step for all sizes of its inputs.
 
@@ -180,6 +185,7 @@ def compile_family(
         earlier: the same step, compiled with numbers as sizes.
         varying: the sizes that are to be symbols.
         sizes: their values in ``earlier``.
+        tangents: in the caller's own loop, shape and strides of each tangent at the sizes of ``earlier``.
 
     Returns:
         The family, which at the sizes of ``earlier`` is that step.
@@ -188,7 +194,8 @@ def compile_family(
         CaptureError: if there is no such family: the model needs a size as a number, or tracing with symbols
             gave another graph.
     """
-    captured = capture(replace(request.step, varying=varying))
+    layouts = tuple(layout_in_extents(shape, stride) for shape, stride in tangents)
+    captured = capture(replace(request.step, varying=varying, tangent_layouts=layouts, tangent_strides=()))
     family = captured.family
     if family is None:
         raise CaptureError("the step was captured with numbers")
@@ -206,15 +213,26 @@ def _difference(
     captured: CapturedStep, family: CapturedFamily, earlier: CapturedStep, sizes: Sizes
 ) -> str | None:
     """Return where a graph differs, at some sizes, from one that was captured with them as numbers."""
-    own = signatures_of(captured.graph_module.graph, resolver(family.formulas(*sizes)))
-    return first_difference(earlier.signatures, own)
+    graph = captured.graph_module.graph
+    own = signatures_of(graph, resolver(family.formulas(*sizes)))
+    specs = _captured_at(captured, family, family.formulas(*sizes)).tangent_strides
+    if specs == earlier.tangent_strides:
+        return first_difference(earlier.signatures, own)
+    # Backward was captured for gradients in other layouts then: what comes before it must be the same.
+    pairs = zip(graph.find_nodes(op="placeholder"), captured.inputs, strict=True)
+    backward = descendants([node for node, item in pairs if item.role is Role.TANGENT])
+    nodes = [node for node in graph.nodes if is_compared(node)]
+    first = next(at for at, node in enumerate(nodes) if node in backward and node.op != "placeholder")
+    forward = [at < first and node not in backward for at, node in enumerate(nodes)]
+    return first_difference(earlier.signatures, own, forward)
 
 
 def _take_names(captured: CapturedStep, earlier: CapturedStep) -> None:
     """Name operators as in the step before, whose order and workspaces are known by name."""
     nodes = [node for node in captured.graph_module.graph.nodes if is_compared(node)]
-    for node, signature in zip(nodes, earlier.signatures, strict=True):
-        node.name = signature.name
+    if len(nodes) == len(earlier.signatures):
+        for node, signature in zip(nodes, earlier.signatures, strict=True):
+            node.name = signature.name
 
 
 def resolver(numbers: Sequence[Any]) -> Callable[[Any], Any]:

@@ -238,9 +238,19 @@ def _layouts_at(node: fx.Node, resolve: Resolve | None) -> tuple[Any, ...]:
     )
 
 
-def first_difference(one: Sequence[Signature], other: Sequence[Signature]) -> str | None:
-    """Return the name of the first operator in which two graphs differ; None if they are equal."""
-    for left, right in zip(one, other, strict=False):
-        if left.key != right.key:
+def first_difference(
+    one: Sequence[Signature], other: Sequence[Signature], compared: Sequence[bool] | None = None
+) -> str | None:
+    """Return the name of the first operator in which two graphs differ; None if they are equal.
+
+    Args:
+        one: the operators of a graph.
+        other: those of another.
+        compared: for each operator of the second, False if it may differ; None for none.
+    """
+    for index, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left.key != right.key and (compared is None or compared[index]):
             return left.name
-    return None if len(one) == len(other) else "the number of operators"
+    if len(one) != len(other) and (compared is None or all(compared)):
+        return "the number of operators"
+    return None

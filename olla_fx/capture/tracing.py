@@ -227,6 +227,9 @@ class Tracing:
                 "tensors in tuples, lists, dicts or classes registered with torch.utils._pytree"
             )
         strides = self.request.tangent_strides or tuple(output.stride() for output in made)
+        if self.request.tangent_layouts:
+            layouts = zip(made, self.request.tangent_layouts, strict=True)
+            strides = tuple(tuple(extent.of(output.shape) for extent in layout) for output, layout in layouts)
         for index, (output, stride) in enumerate(zip(made, strides, strict=True)):
             spec = replace(TensorSpec.of(output.detach()), stride=stride)
             if self.symbols is None:

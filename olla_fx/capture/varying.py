@@ -158,6 +158,12 @@ def strides_in(
     return tuple(known[dim] for dim in range(len(shape)))
 
 
+def layout_in_extents(shape: Sequence[int], stride: Sequence[int]) -> tuple[Extent, ...]:
+    """Return the strides of a tensor as products of its own extents, each a size by its dimension."""
+    own = [Extent(1, (dim,)) if extent >= LEAST else Extent(extent) for dim, extent in enumerate(shape)]
+    return strides_in([(shape, stride)], own) or tuple(map(Extent, stride))
+
+
 @dataclass(frozen=True)
 class Symbols:
     """The symbols of one tracing run.

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from olla_fx.capture import TensorSpec
+from olla_fx.capture import Role, TensorSpec
 from olla_fx.capture.varying import varying_sizes
 from olla_fx.compile import CompiledStep, CompileRequest
 from olla_fx.dataflow import GradientsInBuffer
@@ -36,6 +36,10 @@ MOST_SIZES = 256
 
 MOST_FAMILIES = 3
 """Families that are tried for calls of one structure."""
+
+
+Tangents = Sequence[tuple[Sequence[int], Sequence[int]]]
+"""Shape and strides of the gradients that come back to a step's outputs."""
 
 
 def structure_of(key: Hashable) -> Hashable:
@@ -137,7 +141,7 @@ class Families:
         self._tried: dict[Hashable, int] = {}
         self._refused: dict[Hashable, set[tuple[int, int]]] = {}
         self._founders: dict[Hashable, list[tuple[TensorSpec, ...]]] = {}
-        self._strides: dict[Hashable, tuple[Sequence[tuple[int, ...]], Strides]] = {}
+        self._tangents: dict[Hashable, Tangents] = {}
 
     def __len__(self) -> int:
         """Return how many plans they keep."""
@@ -179,6 +183,14 @@ class Families:
                 return plans.at(sizes, key, lambda: _specs(inputs)), values
         return None
 
+    def note_gradient_strides(self, plan: CachedPlan, strides: Strides) -> None:
+        """Note in which layouts a backward received its gradients; a family for others is made anew."""
+        family = next((family for family in self._families if plan.prologue is family.prologue), None)
+        if family is None or strides == plan.executor.step.captured.tangent_strides:
+            return
+        self._tangents[family.structure, family.kind] = _tangents_of(plan, strides)
+        self._families.remove(family)
+
     def make(
         self,
         key: Hashable,
@@ -186,6 +198,7 @@ class Families:
         request: CompileRequest,
         cached: Iterator[CachedPlan],
         make_prologue: Callable[[CompiledStep], Prologue],
+        strides_of: Callable[[CachedPlan], Strides],
     ) -> bool:
         """Make a family for a call, if it is another one's but for some sizes.
 
@@ -195,6 +208,7 @@ class Families:
             request: the step, with the call's inputs.
             cached: the module's plans, the one that was used last first.
             make_prologue: makes the guards of a step.
+            strides_of: gives the layouts in which gradients came to a plan's outputs, if others than planned.
 
         Returns:
             True if there is one now.
@@ -220,7 +234,8 @@ class Families:
             self._tried[structure, kind] = self._tried.get((structure, kind), 0) + 1
             logger.info("capturing the step with %d symbols as sizes", len(varying.hints))
             try:
-                family = compile_family(request, plan.executor.step, varying, sizes)
+                tangents = self._tangents.get((structure, kind)) or _tangents_of(plan, strides_of(plan))
+                family = compile_family(request, plan.executor.step, varying, sizes, tangents)
             except CaptureError as error:
                 logger.info("sizes stay numbers: %s", error)
                 refused |= changed
@@ -235,6 +250,16 @@ class Families:
             self._families.append(plans)
             return True
         return False
+
+
+def _tangents_of(plan: CachedPlan, strides: Strides) -> Tangents:
+    """Return shape and strides of the gradients that come back to a plan's outputs."""
+    inputs = plan.executor.step.captured.inputs
+    specs = [item.spec for item in inputs if item.role is Role.TANGENT and item.spec is not None]
+    return [
+        (spec.shape, stride)
+        for spec, stride in zip(specs, strides or [spec.stride for spec in specs], strict=True)
+    ]
 
 
 def _specs(inputs: Any) -> Any:

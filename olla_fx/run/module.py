@@ -169,7 +169,14 @@ class PlannedModule(nn.Module):
         if options.dynamic is False or options.cuda_graph or options.accumulation_steps > 1:
             return False
         cached = self._plans.newest_first()
-        made = self._families.make(key, kind, CompileRequest(request, limit=limit), cached, self._prologue_of)
+        made = self._families.make(
+            key,
+            kind,
+            CompileRequest(request, limit=limit),
+            cached,
+            self._prologue_of,
+            lambda plan: self._plans.gradient_strides(plan.key, plan.kind),
+        )
         return_freed_memory()
         return made
 
@@ -241,10 +248,11 @@ class PlannedModule(nn.Module):
     def _differentiate(
         self, planned: CachedPlan, executor: Executor, values: list[Any], sees_gradients: bool
     ) -> Any:
-        plans = self._plans
+        plans, families = self._plans, self._families
 
         def note_backward(strides: Strides, suited: GradientsInBuffer) -> None:
             plans.note_gradient_strides(planned, strides)
+            families.note_gradient_strides(planned, strides)
             planned.suited[sees_gradients] = suited
 
         # Its backward, after which the step may be planned again, is a call of its own.
