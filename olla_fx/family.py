@@ -199,14 +199,27 @@ def compile_family(
     family = captured.family
     if family is None:
         raise CaptureError("the step was captured with numbers")
+    compared = earlier.captured
     if not all(family.conditions(*sizes)):
-        raise CaptureError("what the model does with these sizes depends on their values")
-    difference = _difference(captured, family, earlier.captured, sizes)
+        _refuse_fixed_sizes(family)
+        # The earlier step is on the other side of a condition: another one must vouch for the symbols.
+        compared = capture(replace(request.step, tangent_strides=captured.tangent_strides))
+        sizes = varying.hints
+    difference = _difference(captured, family, compared, sizes)
     if difference is not None:
         raise CaptureError(f"with symbols as sizes the step differs at {difference}")
-    _take_names(captured, earlier.captured)
+    _take_names(captured, compared)
     request = replace(request, limit=TimeLimit(SECONDS), start=earlier.plan.order)
     return SizeFamily(request, plan_captured(request, captured), family)
+
+
+def _refuse_fixed_sizes(family: CapturedFamily) -> None:
+    """Refuse a family whose conditions hold for one value of a size alone."""
+    hints = family.varying.hints
+    for index, hint in enumerate(hints):
+        others = [(*hints[:index], value, *hints[index + 1 :]) for value in (hint - 1, hint + 1)]
+        if not any(all(family.conditions(*sizes)) for sizes in others):
+            raise CaptureError(f"the step needs a size ({hint}) as a number")
 
 
 def _difference(

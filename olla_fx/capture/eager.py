@@ -135,7 +135,9 @@ class FakeStep:
             torch_compat.storage_key(tensor): (None, index, tensor)
             for index, tensor in enumerate(placeholders)
         }
-        for index, output in sorted(enumerate(outputs), key=lambda pair: -pair[1].numel()):
+        for index, output in sorted(
+            enumerate(outputs), key=lambda pair: -torch_compat.hint_of(pair[1].numel())
+        ):
             size_bytes = output.numel() * output.element_size()
             if size_bytes == output.untyped_storage().nbytes() > 0:
                 bases.setdefault(torch_compat.storage_key(output), (index, None, output))
