@@ -12,7 +12,9 @@ operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +23,8 @@ import torch
 from olla_fx.alignment import rounded
 from olla_fx.capture import CapturedStep, Role, capture
 from olla_fx.capture.formulas import first_difference, is_compared, signatures_of
-from olla_fx.capture.types import CapturedFamily
-from olla_fx.capture.varying import VaryingSizes, layout_in_extents
+from olla_fx.capture.types import CapturedFamily, OutputAlias
+from olla_fx.capture.varying import TangentsSeen, VaryingSizes
 from olla_fx.compile import CompiledStep, CompileRequest, plan_captured
 from olla_fx.dataflow import Dataflow, GradientsInBuffer, build_dataflow
 from olla_fx.errors import CaptureError
@@ -32,6 +34,9 @@ from olla_solvers.resizing import KeptOrder
 
 SECONDS = 0.5
 """For ordering the operators: the order of the step that was captured before is there to begin from."""
+
+COLLECTED_OBJECTS = 50_000
+"""New objects after which garbage is looked for, while a step is traced with symbols."""
 
 Sizes = tuple[int, ...]
 """The sizes of the inputs that vary, in one call."""
@@ -194,8 +199,10 @@ def compile_family(
         CaptureError: if there is no such family: the model needs a size as a number, or tracing with symbols
             gave another graph.
     """
-    layouts = tuple(layout_in_extents(shape, stride) for shape, stride in tangents)
-    captured = capture(replace(request.step, varying=varying, tangent_layouts=layouts, tangent_strides=()))
+    has_views = any(isinstance(leaf, OutputAlias) for _, leaf in earlier.captured.outputs.leaves)
+    seen = TangentsSeen(sizes, tuple(tangents), has_views)
+    with _rarely_collected():
+        captured = capture(replace(request.step, varying=varying, tangents_seen=seen, tangent_strides=()))
     family = captured.family
     if family is None:
         raise CaptureError("the step was captured with numbers")
@@ -211,6 +218,17 @@ def compile_family(
     _take_names(captured, compared)
     request = replace(request, limit=TimeLimit(SECONDS), start=earlier.plan.order)
     return SizeFamily(request, plan_captured(request, captured), family)
+
+
+@contextlib.contextmanager
+def _rarely_collected() -> Iterator[None]:
+    """Look for garbage less often: symbols are many small objects, and looking takes a tenth of the time."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(COLLECTED_OBJECTS, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def _refuse_fixed_sizes(family: CapturedFamily) -> None:

@@ -31,7 +31,7 @@ from olla_fx.capture.inputs import Constant, tensor_slots
 from olla_fx.capture.model_copy import ModelCopy
 from olla_fx.capture.refusals import explained
 from olla_fx.capture.types import OutputAlias, OutputLayout, StepRequest, plan_device
-from olla_fx.capture.varying import Symbols
+from olla_fx.capture.varying import Symbols, layout_in_extents
 from olla_fx.errors import CaptureError
 from olla_fx.guards import (
     WANTS_GRADIENT,
@@ -212,8 +212,36 @@ class Tracing:
 
     def _add_tangents(self) -> None:
         """Add a tangent for each output that has a gradient; a first run under fake tensors tells which."""
-        fake_mode = None if self.symbols is None else self.fake_mode
-        eager = FakeStep(self.request, fake_mode, self._symbolic_examples())
+        symbols, seen = self.symbols, self.request.tangents_seen
+        made = self._outputs_made(is_symbolic=seen is not None and seen.has_views)
+        shapes: list[Any] = [output.shape for output in made]
+        if symbols is not None and seen is not None and not seen.has_views:
+            extents = seen.extents(symbols.varying.hints, shapes)
+            if extents is None:
+                made = self._outputs_made(is_symbolic=True)
+                shapes = [output.shape for output in made]
+            else:
+                shapes = [tuple(extent.of(symbols.sizes) for extent in shape) for shape in extents]
+        strides: Sequence[Any] = self.request.tangent_strides or [output.stride() for output in made]
+        if seen is not None:
+            layouts = zip(shapes, seen.layouts, strict=True)
+            strides = [
+                tuple(extent.of(shape) for extent in layout_in_extents(*layout)) for shape, layout in layouts
+            ]
+        for index, (output, shape, stride) in enumerate(zip(made, shapes, strides, strict=True)):
+            spec = replace(TensorSpec.of(output.detach()), shape=shape, stride=stride)
+            with self.fake_mode:
+                tangent = spec.empty(meta_as=self.device)
+            self._add(Role.TANGENT, str(index), _at_hints(spec), symbolic=tangent)
+
+    def _outputs_made(self, *, is_symbolic: bool) -> list[torch.Tensor]:
+        """Return the outputs that have a gradient and are views of nothing; note what the others are.
+
+        Args:
+            is_symbolic: True to run forward with symbols as sizes, which takes several times as long.
+        """
+        fake_mode, inputs = (self.fake_mode, self._symbolic_examples()) if is_symbolic else (None, ())
+        eager = FakeStep(self.request, fake_mode, inputs)
         with explained(self.request.model), torch.random.fork_rng(devices=[]):
             outputs = eager.forward()
         torch_compat.forget_numbers_read(self.fake_mode)
@@ -226,18 +254,7 @@ class Tracing:
                 "parameter or input with a gradient: call it under torch.no_grad(), or let it return its "
                 "tensors in tuples, lists, dicts or classes registered with torch.utils._pytree"
             )
-        strides = self.request.tangent_strides or tuple(output.stride() for output in made)
-        if self.request.tangent_layouts:
-            layouts = zip(made, self.request.tangent_layouts, strict=True)
-            strides = tuple(tuple(extent.of(output.shape) for extent in layout) for output, layout in layouts)
-        for index, (output, stride) in enumerate(zip(made, strides, strict=True)):
-            spec = replace(TensorSpec.of(output.detach()), stride=stride)
-            if self.symbols is None:
-                self._add(Role.TANGENT, str(index), spec)
-                continue
-            with self.fake_mode:
-                tangent = spec.empty(meta_as=self.device)
-            self._add(Role.TANGENT, str(index), _at_hints(spec), symbolic=tangent)
+        return made
 
     def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """Run the whole step on its tensors; return flat copies of its results."""

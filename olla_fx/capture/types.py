@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from olla_fx.capture.formulas import Signature
-from olla_fx.capture.varying import Extent, VaryingSizes
+from olla_fx.capture.varying import TangentsSeen, VaryingSizes
 from olla_fx.errors import CaptureError
 from olla_fx.guards import Assumptions, Mode, Role, TensorSlot, step_modules
 from olla_fx.options import Options
@@ -188,8 +188,7 @@ class StepRequest:
         tangent_strides: in the caller's own loop, the element strides of the tangents, in order; empty for
             those of the outputs that they belong to.
         varying: the sizes of the inputs that are to be symbols; None for numbers.
-        tangent_layouts: then, instead of ``tangent_strides``, each stride as a product of the extents of the
-            output that the tangent belongs to.
+        tangents_seen: then, instead of ``tangent_strides``, the tangents at other sizes.
     """
 
     model: nn.Module
@@ -200,7 +199,7 @@ class StepRequest:
     options: Options = field(default_factory=Options)
     tangent_strides: tuple[tuple[int, ...], ...] = ()
     varying: VaryingSizes | None = None
-    tangent_layouts: tuple[tuple[Extent, ...], ...] = ()
+    tangents_seen: TangentsSeen | None = None
 
     def modules(self) -> dict[str, nn.Module]:
         """Return all modules that the step runs, by name."""

@@ -158,6 +158,48 @@ def strides_in(
     return tuple(known[dim] for dim in range(len(shape)))
 
 
+@dataclass(frozen=True, slots=True)
+class TangentsSeen:
+    """The gradients that come back to a step's outputs at some sizes.
+
+    Attributes:
+        sizes: of the inputs.
+        layouts: shape and strides of each.
+        has_views: True if other outputs are views of these, of inputs or of weights.
+    """
+
+    sizes: tuple[int, ...]
+    layouts: tuple[tuple[Sequence[int], Sequence[int]], ...]
+    has_views: bool
+
+    def extents(self, hints: Sequence[int], shapes: Sequence[Sequence[int]]) -> list[list[Extent]] | None:
+        """Return the shapes of the outputs as multiples of single sizes.
+
+        Args:
+            hints: other sizes.
+            shapes: of the outputs at these.
+
+        Returns:
+            None if some extents follow no such rule.
+        """
+        results: list[list[Extent]] = []
+        for (old, _), new in zip(self.layouts, shapes, strict=True):
+            extents = [self._extent(before, now, hints) for before, now in zip(old, new, strict=True)]
+            known = [extent for extent in extents if extent is not None]
+            if len(known) < len(extents):
+                return None
+            results.append(known)
+        return results
+
+    def _extent(self, before: int, now: int, hints: Sequence[int]) -> Extent | None:
+        if before == now:
+            return Extent(now)
+        for index, (size, hint) in enumerate(zip(self.sizes, hints, strict=True)):
+            if size != hint and before % size == now % hint == 0 and before // size == now // hint:
+                return Extent(now // hint, (index,))
+        return None
+
+
 def layout_in_extents(shape: Sequence[int], stride: Sequence[int]) -> tuple[Extent, ...]:
     """Return the strides of a tensor as products of its own extents, each a size by its dimension."""
     own = [Extent(1, (dim,)) if extent >= LEAST else Extent(extent) for dim, extent in enumerate(shape)]

@@ -40,14 +40,13 @@ def run_passes(captured: CapturedStep) -> fx.GraphModule:
             setattr(root, size_name(Size(index)), number)
     drop_output_copies(graph)
     use_scalars_directly(graph, captured.inputs)
-    if captured.family is not None:
-        # What follows decides by numbers, those of the hints, and asks whether it would at other sizes, too.
-        propagate_fake_tensors(root, graph, captured.inputs, captured.device)
     drop_identities(graph)
-    drop_dead_copies(graph, captured.outputs.results if captured.mode is Mode.AUTOGRAD else 0)
-    if captured.device.type == "cpu":
-        use_dropout_without_temporaries(graph)
-    reinplace_updates(graph)
+    # Passes decide by the numbers at the hints, and ask themselves whether they would at other sizes, too.
+    with torch_compat.sizes_unguarded(node.meta.get("val") for node in graph.nodes):
+        drop_dead_copies(graph, captured.outputs.results if captured.mode is Mode.AUTOGRAD else 0)
+        if captured.device.type == "cpu":
+            use_dropout_without_temporaries(graph)
+        reinplace_updates(graph)
     graph.eliminate_dead_code(_has_effect)
     propagate_fake_tensors(root, graph, captured.inputs, captured.device)
     if captured.mode is Mode.AUTOGRAD and mark_boundary(graph, captured.inputs, captured.outputs.results):

@@ -64,6 +64,7 @@ from olla_fx.torch_compat.symbolic import (
     guards_of,
     hint_of,
     new_size,
+    sizes_unguarded,
     symbol_of,
 )
 from olla_fx.torch_compat.tensors import (
@@ -148,6 +149,7 @@ __all__ = [
     "schema_of",
     "seeding_replaced",
     "share_tables",
+    "sizes_unguarded",
     "storage_key",
     "storage_keys",
     "symbol_of",

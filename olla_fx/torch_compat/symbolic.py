@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -36,6 +37,20 @@ def forget_numbers_read(fake_mode: Any) -> None:
     """Forget that numbers were read from tensors that nothing traced from now on returns."""
     fake_mode.shape_env.pending_fresh_unbacked_symbols.clear()
     fake_mode.epoch += 1
+
+
+@contextlib.contextmanager
+def sizes_unguarded(values: Iterable[Any]) -> Iterator[None]:
+    """Let symbolic sizes answer questions by their hints without a guard, while the context lasts.
+
+    Args:
+        values: among which are tensors of such sizes, if there are any.
+    """
+    tensors = (value for value in values if isinstance(value, torch.Tensor))
+    sizes: Iterator[Any] = (size for tensor in tensors for size in tensor.shape)
+    symbolic = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
+    with contextlib.nullcontext() if symbolic is None else symbolic.node.shape_env.suppress_guards():
+        yield
 
 
 def hint_of(number: Any) -> Any:
