@@ -31,8 +31,8 @@ class Options:
         cuda_graph: launch the settled step as one CUDA graph. A graph bakes Python's numbers, so optimizers
             other than SGD need ``capturable=True`` and a tensor as learning rate. If capturing fails, the
             step runs without one and says why.
-        dynamic: as in ``torch.compile``: None plans for all sizes of the inputs once one varies, True does so
-            at once, False makes a plan for each.
+        dynamic: False makes a plan for each size of the inputs; None and True plan for all sizes once one
+            varies.
 
     Raises:
         OptionError: if a value makes no sense.
