@@ -52,7 +52,7 @@ def optimize(
         optimizer: over the model's parameters; its update is part of the training step.
         options: how to plan and run the step.
         changes: single options by keyword: ``solver``, ``time_limit``, ``return_outputs``,
-            ``accumulation_steps``, ``clip_grad_norm``, ``clip_grad_value``, ``fallback``,
+            ``accumulation_steps``, ``clip_grad_norm``, ``clip_grad_value``, ``fallback``, ``dynamic``,
             ``cache_size_limit``, ``cuda_graph``; see :class:`olla_fx.Options`.
 
     Returns:

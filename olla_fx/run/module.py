@@ -172,10 +172,10 @@ class PlannedModule(ContainerMethods, nn.Module):
     def _differentiate(
         self, planned: CachedPlan, executor: Executor, values: list[Any], sees_gradients: bool
     ) -> Any:
-        cache = self._plans.cache
+        plans = self._plans
 
         def note_backward(strides: Strides, suited: GradientsInBuffer) -> None:
-            cache.note_gradient_strides(planned, strides)
+            plans.note_gradient_strides(planned, strides)
             planned.suited[sees_gradients] = suited
 
         # Its backward, after which the step may be planned again, is a call of its own.
@@ -215,7 +215,8 @@ class PlannedModule(ContainerMethods, nn.Module):
             stock_runs=self._stock_runs,
             eager_runs=self._plans.new_kinds.eager_calls,
             is_busy=self._turn.is_taken,
-            cached_plans=len(self._plans.cache),
+            cached_plans=len(self._plans),
+            families=self._plans.families.count,
             cache_size_limit=self._plans.cache.limit,
         )
 

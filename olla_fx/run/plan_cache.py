@@ -13,7 +13,7 @@ leaves to it, and whether they come to an old ``.grad``: a loop may clear them b
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -150,6 +150,10 @@ class PlanCache:
     def __len__(self) -> int:
         """Return how many there are."""
         return len(self._plans)
+
+    def newest_first(self) -> Iterator[CachedPlan]:
+        """Return the plans, the one that was used last first."""
+        return iter(list(reversed(self._plans)))
 
     def fitting(
         self, key: Hashable, examples: Sequence[torch.Tensor]
