@@ -29,7 +29,8 @@ def shows_the_model() -> bool:
     That is a model around it that is being captured, compiled or traced, a ``torch.func`` transform,
     forward-mode differentiation, or the caller's hooks for what is saved for backward.
     """
-    if torch_compat.is_traced_by_torchscript() or torch.compiler.is_dynamo_compiling():
+    # Dynamo follows the first question alone.
+    if torch.compiler.is_dynamo_compiling() or torch_compat.is_traced_by_torchscript():
         return True
     if torch_compat.is_observed() or torch_compat.is_transformed():
         return True
