@@ -26,11 +26,11 @@ class FallingStep(WholeStep):
 
 
 def own_loop(model=None, **options):
-    return OwnLoop(model or SmallNet(), images(1)[0][0], ADAMW, **{"fallback": "eager", **options})
+    return OwnLoop(model or SmallNet(), images(1)[0][0], ADAMW, **{"fallback": "eager", "dynamic": False, **options})
 
 
 def whole_step(model=None, **options):
-    return FallingStep(model or SmallNet(), ADAMW, images(1)[0], **{"fallback": "eager", **options})
+    return FallingStep(model or SmallNet(), ADAMW, images(1)[0], **{"fallback": "eager", "dynamic": False, **options})
 
 
 def sizes_in_turn(count, *sizes):
@@ -72,6 +72,12 @@ def test_more_sizes_than_plans(make):
     planned = 40 - pair.step.stats.eager_runs
     assert planned >= 10
     assert pair.step.stats.cached_plans == 2
+
+
+def test_sizes_are_symbols_from_the_second_new_one_on(make):
+    pair = make(dynamic=None).run(sizes_in_turn(9, 2, 3, 4, 5, 6, 7, 9))
+    assert (pair.step.stats.eager_runs, pair.step.stats.families) == (1, 1)
+    assert_served(pair.step)
 
 
 def test_every_kind_is_planned_at_once_if_asked(make):
