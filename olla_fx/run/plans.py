@@ -140,6 +140,7 @@ class Plans:
         """Forget all plans; the next call is planned."""
         self.cache.clear()
         self.new_kinds.forget()
+        self._late_numbers = LateNumbers()
 
     def _make_again(
         self,
