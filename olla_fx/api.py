@@ -15,6 +15,7 @@ from torch import nn
 from olla_fx.capture import Mode, StepRequest
 from olla_fx.capture.eager import follow_eager
 from olla_fx.capture.optimizer import warn_about_fused
+from olla_fx.capture.questions import known_answers
 from olla_fx.compile import CompileRequest, compile_step, plan_of
 from olla_fx.errors import CaptureError
 from olla_fx.options import Options, changed_options
@@ -101,8 +102,10 @@ def plan(
         SolverUnavailableError: if the solver is unknown or not installed.
     """
     request = _request(model, example_input, loss_fn, optimizer, changed_options(options, changes))
-    planned = plan_of(*compile_step(CompileRequest(request, runs=False)))
-    return replace(planned, baseline=follow_eager(request).baseline()) if baseline else planned
+    step, update = compile_step(CompileRequest(request, runs=False))
+    planned = plan_of(step, update)
+    answered = replace(request, answers=known_answers(step.captured.questions))
+    return replace(planned, baseline=follow_eager(answered).baseline()) if baseline else planned
 
 
 def _request(

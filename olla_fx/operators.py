@@ -10,6 +10,8 @@ bfloat16 alone, and refuses what the CPU's kernel computes.
 **Dropout on the CPU.** ATen's kernels multiply numbers by a mask of truth values, for which they make a copy
 of the mask as numbers, and a result for each product. Here that copy becomes the result.
 
+**Nonzero.** The number of its results depends on data; here it is an argument, asked for before a call.
+
 These run the operators of ATen, so that the bits are eager's. Two more read and set the state of a device's
 random generator, by which a graph draws a second time what it drew before.
 """
@@ -109,6 +111,24 @@ dropout = _define("dropout", aten.native_dropout.default, _run_dropout, _run_dro
 dropout_backward = _define(
     "dropout_backward", aten.native_dropout_backward.default, _run_dropout_backward, _run_dropout_backward
 )
+
+
+def _nonzero_sized(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    found: torch.Tensor = aten.nonzero.default(tensor)
+    if found.shape[0] != count:
+        raise RuntimeError(f"a mask has {found.shape[0]} ones, and the step was captured for {count}")
+    return found
+
+
+def _fake_nonzero_sized(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    # The kernels write each dimension's positions in a row.
+    return tensor.new_empty_strided((count, tensor.dim()), (1, count), dtype=torch.int64)
+
+
+_library.define("nonzero_sized(Tensor self, SymInt count) -> Tensor")  # type: ignore[no-untyped-call]
+_library.impl("nonzero_sized", _nonzero_sized, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("olla_fx::nonzero_sized", _fake_nonzero_sized, lib=_library)
+nonzero_sized = torch.ops.olla_fx.nonzero_sized.default
 
 
 def _define_generator_operator(

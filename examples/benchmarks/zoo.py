@@ -36,14 +36,15 @@ from typing import Any, TextIO
 
 import torch
 from torch.utils import _pytree as pytree
-from zoo_transformers import ARCHITECTURES, transformers_case
+from zoo_transformers import ARCHITECTURES, MASKS, takes_mask, transformers_case
 
 import olla_fx
 from olla_fx.errors import OllaError
 from olla_fx.models import OPTIMIZERS, ModelCase, build_model, import_torchvision, optimizer_by_name
 
-FAMILIES = ("classification", "segmentation", "video", "transformers")
-"""The first three are torchvision's."""
+_MASKED = {f"transformers, mask {mask}": mask for mask in MASKS}
+FAMILIES = ("classification", "segmentation", "video", "transformers", *_MASKED)
+"""The first three are torchvision's; the last ones are texts with masks of ones, padded right and left."""
 
 SEED = 0
 BATCH = 2
@@ -146,6 +147,8 @@ def _parser() -> argparse.ArgumentParser:
 def _names(family: str) -> list[str]:
     if family == "transformers":
         return list(ARCHITECTURES)
+    if family in _MASKED:
+        return [name for name in ARCHITECTURES if takes_mask(name)]
     models = import_torchvision().models
     module = {"classification": models, "segmentation": models.segmentation, "video": models.video}[family]
     return list(models.list_models(module=module))
@@ -155,7 +158,7 @@ def preload(families: Sequence[str]) -> None:
     """Import here, once, what every model's process would import by itself."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     modules = ["torch._dynamo", "torch._functorch.aot_autograd", "torch.utils.cpp_extension"]
-    if "transformers" in families:
+    if {"transformers", *_MASKED}.intersection(families):
         import_torchvision()  # transformers imports it when it is there
         modules += ["transformers.modeling_utils", "transformers.models.auto.modeling_auto"]
     for module in modules:
@@ -165,8 +168,8 @@ def preload(families: Sequence[str]) -> None:
 def build(family: str, name: str) -> ModelCase:
     """Build a model of the zoo in training mode, always with the same weights and inputs."""
     torch.manual_seed(SEED)
-    if family == "transformers":
-        return transformers_case(name)
+    if family == "transformers" or family in _MASKED:
+        return transformers_case(name, _MASKED.get(family))
     size = IMAGE_SIZES.get(name, IMAGE_SIZE)
     return build_model(f"torchvision:{name}", batch_size=BATCH, image_size=size)
 

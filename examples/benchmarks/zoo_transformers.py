@@ -420,11 +420,27 @@ ARCHITECTURES: dict[str, tuple[str, Config]] = {
 """For each architecture its task and a small configuration."""
 
 
-def transformers_case(name: str) -> ModelCase:
+MASKS = {"ones": slice(0, 0), "right": slice(-3, None), "left": slice(0, 3)}
+"""Masks of texts by name, and the tokens that they hide in the last text."""
+
+
+def takes_mask(name: str) -> bool:
+    """Return True if an architecture's inputs are texts, which a mask can hide tokens of."""
+    return ARCHITECTURES[name][0] in _MASK_NAMES and name not in _WITHOUT_MASK
+
+
+_MASK_NAMES = dict.fromkeys(
+    ("classify", "fill", "generate", "translate", "encode", "match"), "attention_mask"
+) | {"transcribe": "decoder_attention_mask"}
+_WITHOUT_MASK = frozenset(("fnet",))
+
+
+def transformers_case(name: str, mask: str | None = None) -> ModelCase:
     """Build an architecture from its small configuration, weights drawn from torch's generator.
 
     Args:
         name: a key of :data:`ARCHITECTURES`.
+        mask: a key of :data:`MASKS`; None for no mask.
 
     Returns:
         Model, example and loss, in training mode.
@@ -436,6 +452,10 @@ def transformers_case(name: str) -> ModelCase:
     config = transformers.AutoConfig.for_model(name, **values)
     model = getattr(transformers, task.builder).from_config(config)
     inputs = task.inputs(config)
+    if mask is not None:
+        tokens = inputs["decoder_input_ids" if task_name == "transcribe" else "input_ids"]
+        visible = inputs[_MASK_NAMES[task_name]] = torch.ones_like(tokens)
+        visible[-1, MASKS[mask]] = 0
     case = ModelCase(Keywords(model, tuple(inputs)), (*inputs.values(), task.target(config)), task.loss)
     case.model.train()
     return case

@@ -1,28 +1,42 @@
-"""Folds tensors that depend on no input of the step when Python asks for their values.
+"""Answers Python where it asks for values of tensors that follow from constants or from inputs alone.
 
 ``(torch.arange(n).diff() != 1).any()`` has one value, whatever the data: transformers' language models ask
-for it to see whether several sequences are packed into a row. Fake tensors hold no values. While on, this
-mode keeps the expressions of tensors that are made from no other tensor, and evaluates one on real tensors,
-as eager would, when Python wants its number. Whatever depends on inputs, weights, random numbers or
-uninitialised memory is not folded.
+for it to see whether several sequences are packed into a row. ``mask.all()`` of an input has one value in
+each call. Fake tensors hold no values. While on, this mode keeps the recipes of tensors that are made from
+constants and inputs, and computes one on real tensors, as eager would, when Python wants its number:
+constants once and for all, inputs by the example (:mod:`olla_fx.capture.questions`), which makes the answer a
+guard of the plan. Whatever depends on weights, random numbers or uninitialised memory is not answered.
+
+Operators whose results are as long as a mask has ones (``nonzero``, ``x[mask]``) are traced for the number
+that there is: it is asked for like any other, and the operator becomes one of a known size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import contextlib
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from olla_fx import operators, torch_compat
+from olla_fx.capture.known_sizes import of_known_size
+from olla_fx.capture.questions import Questions
+from olla_fx.guards import Comparison, GivenInput, Recipe
 from olla_fx.torch_compat import TorchDispatchMode, pytree, schema_of
 
 aten = torch.ops.aten
 _MAX_ELEMENTS = 1 << 22
 _MAX_DEPTH = 64
+_MAX_NUMBERS = 256
 # Operators by which Python reads values of tensors.
 _READS = frozenset({aten._local_scalar_dense.default, aten.equal.default})
+# Of these the ones that give truth values, whatever they read.
+_TRUTHS = frozenset({aten.equal.default})
+# Operators that return their argument's values in its layout.
+_IDENTITIES = frozenset({aten.detach.default, aten.alias.default})
 # Operators that read their argument's shape and type alone.
 _LIKE = frozenset(
     {
@@ -32,35 +46,36 @@ _LIKE = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Expression:
-    """One result of an operator on constants: its arguments hold expressions in the place of tensors."""
-
-    operator: Any
-    arguments: tuple[Any, dict[str, Any]]
-    result: int
-    depth: int
-
-    def evaluate(self, results: dict[int, Any]) -> torch.Tensor:
-        """Compute the tensor; ``results`` holds what was computed already."""
-        key = id(self.arguments)
-        if key not in results:
-            args, kwargs = pytree.tree_map_only(
-                _Expression, lambda expression: expression.evaluate(results), self.arguments
-            )
-            results[key] = pytree.tree_leaves(self.operator(*args, **kwargs))
-        tensor: torch.Tensor = results[key][self.result]
-        return tensor
-
-
 class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While on, ``item``, ``bool`` and ``torch.equal`` return the values of constant tensors."""
+    """While on, ``item``, ``bool`` and ``torch.equal`` return the values of constants and of inputs."""
 
-    def __init__(self) -> None:
-        """Make the mode; it acts within a ``with`` block."""
+    def __init__(self, questions: Questions) -> None:
+        """Make the mode; it acts within a ``with`` block.
+
+        Args:
+            questions: answers what is asked of inputs.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
-        # None for a constant's view whose own expression is too large: a write to it must be noticed.
-        self._expressions = torch_compat.tensor_dictionary()
+        self._questions = questions
+        # None for a tensor that a recipe's tensor lies in memory with, but that has none: a write counts.
+        self._recipes = torch_compat.tensor_dictionary()
+        self._storages: set[int] = set()
+        self._contexts = contextlib.ExitStack()
+
+    def __enter__(self) -> Any:
+        """Switch the mode on."""
+        self._contexts.enter_context(torch_compat.lists_read_by(self._list_of))
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        """Switch the mode off."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._contexts.close()
+
+    def give(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Tell which tensors are the caller's, in order, of one micro-batch if there are several."""
+        for index, tensor in enumerate(inputs):
+            self._keep(tensor, GivenInput(index))
 
     def __torch_dispatch__(
         self,
@@ -69,50 +84,112 @@ class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run one operator, or fold it if Python reads a constant."""
+        """Run one operator, or answer it if Python reads a constant or an input."""
         arguments = (tuple(args), dict(kwargs or {}))
-        expression = self._expression_of(func, arguments)
-        if func in _READS and expression is not None:
-            with torch_compat.real_tensors():
-                return expression.evaluate({})
-        results = self.run(func, *arguments)
-        if any(tensor in self._expressions for tensor in _written_tensors(func, arguments)):
-            self._expressions.clear()
-        elif expression is not None or (func.is_view and args[0] in self._expressions):
+        recipe = self._recipe_of(func, arguments)
+        if func in _READS and isinstance(recipe, Recipe):
+            is_number = func not in _TRUTHS and args[0].dtype is not torch.bool
+            if not (is_number and self._questions.leaves_open(recipe)):
+                return self._questions.answer(recipe)
+        operator, arguments = of_known_size(func, arguments, self)
+        results = self.run(operator, *arguments)
+        self._forget_written(func, arguments)
+        if func is aten._local_scalar_dense.default and isinstance(recipe, Recipe):
+            torch_compat.answer_comparisons(results, functools.partial(self._compare, recipe))
+        if recipe is not None or (func.is_view and args[0] in self._recipes):
             for index, leaf in enumerate(pytree.tree_leaves(results)):
                 if isinstance(leaf, torch.Tensor):
-                    folded = expression if leaf.numel() <= _MAX_ELEMENTS else None
-                    self._expressions[leaf] = folded and replace(folded, result=index)
+                    is_kept = recipe is not None and (recipe.inputs or leaf.numel() <= _MAX_ELEMENTS)
+                    self._keep(leaf, _of_result(recipe, index) if is_kept else None)
         return results
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator that is not folded."""
+        """Run an operator that is not answered."""
         return operators.UNDER_OWN_NAME.get(operator, operator)(*args, **kwargs)
 
-    def _expression_of(self, operator: Any, arguments: tuple[Any, dict[str, Any]]) -> _Expression | None:
-        """Return the expression of an operator's first result; None if an argument is no constant."""
-        if schema_of(operator).is_mutable or not _is_deterministic(operator):
+    def number_of(self, operator: Any, tensor: torch.Tensor, *arguments: Any) -> int | None:
+        """Return the number that an operator makes of a constant or an input; None if others decide it.
+
+        Args:
+            operator: its result is a tensor with one element.
+            tensor: its first argument.
+            arguments: the others.
+        """
+        recipe = self._recipe_of(operator, ((tensor, *arguments), {}))
+        if recipe is None:
             return None
+        number = Recipe(aten._local_scalar_dense.default, ((recipe,), {}), depth=recipe.depth + 1)
+        return int(self._questions.answer(number))
+
+    def _compare(self, number: Recipe, relation: Callable[..., bool], constant: float) -> bool:
+        comparison = Comparison(relation, constant)
+        return bool(self._questions.answer(Recipe(comparison, ((number,), {}), depth=number.depth + 1)))
+
+    def _list_of(self, tensor: torch.Tensor) -> Any:
+        recipe = self._recipes.get(tensor)
+        if not isinstance(recipe, GivenInput | Recipe):
+            return NotImplemented
+        listed = Recipe(torch.Tensor.tolist, ((recipe,), {}))
+        is_number = tensor.dtype is not torch.bool
+        if is_number and self._questions.leaves_open(listed):
+            return NotImplemented
+        return self._questions.answer(listed)
+
+    def _keep(self, tensor: torch.Tensor, recipe: GivenInput | Recipe | None) -> None:
+        self._recipes[tensor] = recipe
+        self._storages.add(torch_compat.storage_key(tensor))
+
+    def _forget_written(self, operator: Any, arguments: tuple[Any, dict[str, Any]]) -> None:
+        """Forget the recipes of what lies in memory that an operator wrote to; others stay true.
+
+        A recipe reads inputs as they are when a call begins.
+        """
+        for written in _written_tensors(operator, arguments):
+            storage = torch_compat.storage_key(written)
+            if storage in self._storages:
+                for tensor in list(self._recipes):
+                    if torch_compat.storage_key(tensor) == storage:
+                        self._recipes[tensor] = None
+
+    def _recipe_of(self, operator: Any, arguments: tuple[Any, dict[str, Any]]) -> GivenInput | Recipe | None:
+        """Return the recipe of an operator's first result; None if an argument has none."""
+        if schema_of(operator).is_mutable or not _is_deterministic(operator) or _nests_results(operator):
+            return None
+        if operator is aten.lift_fresh.default:
+            return _recipe_of_new(arguments[0][0])
         leaves, spec = pytree.tree_flatten(arguments)
-        constants: list[Any] = []
+        sources: list[Any] = []
         depth = 0
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                leaf = _expression_like(leaf) if operator in _LIKE else self._expressions.get(leaf)
+                leaf = _recipe_like(leaf) if operator in _LIKE else self._recipes.get(leaf)
                 if leaf is None:
                     return None
                 depth = max(depth, leaf.depth + 1)
             elif isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
                 return None
-            constants.append(torch.device("cpu") if isinstance(leaf, torch.device) else leaf)
+            sources.append(leaf)
         if depth >= _MAX_DEPTH:
             return None
-        return _Expression(operator, pytree.tree_unflatten(constants, spec), 0, depth)
+        if operator in _IDENTITIES:
+            kept: GivenInput | Recipe = sources[0]
+            return kept
+        return Recipe(operator, pytree.tree_unflatten(sources, spec), 0, depth)
+
+
+def _of_result(recipe: GivenInput | Recipe | None, index: int) -> GivenInput | Recipe | None:
+    return replace(recipe, result=index) if index and isinstance(recipe, Recipe) else recipe
 
 
 def _is_deterministic(operator: Any) -> bool:
     """Return True if an operator's results are neither random nor uninitialised."""
     return torch.Tag.nondeterministic_seeded not in operator.tags and "empty" not in schema_of(operator).name
+
+
+def _nests_results(operator: Any) -> bool:
+    """Return True if an operator returns lists among other results."""
+    returns = schema_of(operator).returns
+    return len(returns) > 1 and any(str(item.type).startswith("List") for item in returns)
 
 
 def _written_tensors(operator: Any, arguments: tuple[Any, dict[str, Any]]) -> list[torch.Tensor]:
@@ -130,9 +207,22 @@ def _written_tensors(operator: Any, arguments: tuple[Any, dict[str, Any]]) -> li
     return [leaf for leaf in pytree.tree_leaves(written) if isinstance(leaf, torch.Tensor)]
 
 
-def _expression_like(tensor: torch.Tensor) -> _Expression | None:
-    """Return the expression of some tensor of the same shape, layout and type."""
+def _recipe_of_new(tensor: torch.Tensor) -> Recipe | None:
+    """Return the recipe of a tensor that Python has just made of numbers; None for a large one."""
+    if (
+        type(tensor) is not torch.Tensor
+        or not torch_compat.has_values(tensor)
+        or tensor.numel() > _MAX_NUMBERS
+    ):
+        return None
+    with torch_compat.real_tensors():
+        numbers = tensor.tolist()
+    return Recipe(torch.tensor, ((numbers,), {"dtype": tensor.dtype, "device": tensor.device}))
+
+
+def _recipe_like(tensor: torch.Tensor) -> Recipe | None:
+    """Return the recipe of some tensor of the same shape, layout and type."""
     if not all(type(size) is int for size in (*tensor.shape, *tensor.stride())):
         return None
     layout = (tuple(tensor.shape), tensor.stride())
-    return _Expression(aten.empty_strided.default, (layout, {"dtype": tensor.dtype}), 0, 0)
+    return Recipe(aten.empty_strided.default, (layout, {"dtype": tensor.dtype, "device": tensor.device}))

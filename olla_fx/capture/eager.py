@@ -18,6 +18,7 @@ from olla_fx.capture.constant_folding import ConstantFolding
 from olla_fx.capture.gradients import clip_gradients_of, micro_batches, share_of_loss
 from olla_fx.capture.inputs import tensor_slots
 from olla_fx.capture.model_copy import ModelCopy
+from olla_fx.capture.questions import Questions
 from olla_fx.capture.types import OutputAlias, StepRequest, plan_device
 from olla_fx.eager.baseline import FollowedStep, Signature, StepResults, follow_step
 from olla_fx.guards import Mode, Role, TensorSlot, TensorSpec
@@ -33,14 +34,18 @@ class FakeStep:
     Make and call it within ``self.fake_mode``'s reach only: its tensors hold no memory.
     """
 
-    def __init__(self, request: StepRequest, *, has_gradients: bool = False) -> None:
+    def __init__(
+        self, request: StepRequest, *, has_gradients: bool = False, questions: Questions | None = None
+    ) -> None:
         """Copy what the step touches.
 
         Args:
             request: the step; its model and optimizer are not changed.
             has_gradients: True if parameters that are trained have a ``.grad`` before the step.
+            questions: answers what is asked of the inputs; by default the request's example does.
         """
         self.request = request
+        self._questions = questions or Questions(request, asks_numbers=False)
         self.fake_mode = torch_compat.new_fake_mode()
         originals = request.modules()
         slots = tensor_slots(originals)
@@ -94,7 +99,7 @@ class FakeStep:
 
     def __call__(self) -> StepResults:
         """Run one eager step; its results are held as a loop holds them, gradients in ``.grad``."""
-        with self.fake_mode, ConstantFolding():
+        with self.fake_mode, self._folding(_tensors_in(self._inputs)):
             if self.request.mode is Mode.INFERENCE:
                 with torch.no_grad():
                     return StepResults(_tensors_in(self._model_copy.model(*self._inputs)))
@@ -107,8 +112,13 @@ class FakeStep:
 
     def forward(self) -> list[torch.Tensor]:
         """Run forward only; return the tensors among its outputs."""
-        with self.fake_mode, ConstantFolding(), torch.enable_grad():
+        with self.fake_mode, self._folding(_tensors_in(self._inputs)), torch.enable_grad():
             return _tensors_in(self._model_copy.model(*self._inputs))
+
+    def _folding(self, inputs: Sequence[torch.Tensor]) -> ConstantFolding:
+        folding = ConstantFolding(self._questions)
+        folding.give(inputs)
+        return folding
 
     def aliases(self, outputs: Sequence[torch.Tensor]) -> list[OutputAlias | None]:
         """Return for each output what it is a view of: a tensor of the model, an input, or another output.
@@ -133,7 +143,9 @@ class FakeStep:
 
     def backward(self) -> list[torch.Tensor]:
         """Run forward and backward only; return what the step returns."""
-        with self.fake_mode, ConstantFolding(), torch.enable_grad():
+        # Backward recomputes checkpoints, which ask again. Micro-batches are given one by one.
+        given = [] if self.request.mode is Mode.TRAINING else _tensors_in(self._inputs)
+        with self.fake_mode, self._folding(given) as folding, torch.enable_grad():
             if self.request.mode is Mode.AUTOGRAD:
                 outputs = self.forward()
                 # Autograd follows the model's own tensors among the outputs without the plan.
@@ -149,6 +161,7 @@ class FakeStep:
             returned: list[torch.Tensor] = []
             leaves, spec = pytree.tree_flatten(self._inputs)
             for part in micro_batches(leaves, count)[:_FOLLOWED]:
+                folding.give(_tensors_in(part))
                 *inputs, target = pytree.tree_unflatten(part, spec)
                 outputs = self._model_copy.model(*inputs)
                 loss = share_of_loss(self._model_copy.loss_fn(outputs, target), count)

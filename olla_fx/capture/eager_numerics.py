@@ -11,7 +11,8 @@ together again.
 
 **Recomputed draws** draw what they drew in forward (:mod:`olla_fx.capture.recomputation`).
 
-**Values that depend on no input** are folded if Python reads them (:mod:`olla_fx.capture.constant_folding`).
+**Values that follow from constants and inputs** are known if Python asks
+(:mod:`olla_fx.capture.constant_folding`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 
 from olla_fx import operators, torch_compat
 from olla_fx.capture.constant_folding import ConstantFolding
+from olla_fx.capture.questions import Questions
 from olla_fx.capture.recomputation import Draws
 from olla_fx.errors import CaptureError
 from olla_fx.fx_graph import IN_BACKWARD, RECOMPUTED, may_draw
@@ -41,13 +43,14 @@ class EagerNumerics(ConstantFolding):  # type: ignore[no-untyped-call]
         in_backward: set to True while the backward of the step is traced; its nodes are marked.
     """
 
-    def __init__(self, *, keeps_draws: bool) -> None:
+    def __init__(self, questions: Questions, *, keeps_draws: bool) -> None:
         """Start without traced operators.
 
         Args:
+            questions: answers what is asked of inputs.
             keeps_draws: True if a checkpoint's recomputation takes what forward drew.
         """
-        super().__init__()
+        super().__init__(questions)
         self.draws = Draws(keeps_results=keeps_draws)
         self.recomputed = 0
         self.in_backward = False

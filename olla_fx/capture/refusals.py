@@ -17,6 +17,13 @@ from torch import fx, nn
 from olla_fx import torch_compat
 from olla_fx.errors import CaptureError
 
+REWRITE = "Rewrite that part with torch.where or fixed shapes"
+"""What to do about control flow that depends on data."""
+
+
+class DependsOnValuesError(CaptureError):
+    """Control flow or a shape depends on values that nobody knows before a call."""
+
 
 def refuse_effects(graph_module: fx.GraphModule, expected: int) -> None:
     """Refuse operators that functionalisation keeps in order by tokens: prints, checks that raise."""
@@ -129,6 +136,7 @@ def explained(model: nn.Module) -> Iterator[None]:
     except CaptureError:
         raise
     except torch_compat.DATA_DEPENDENT_ERRORS as error:
+        _refuse_packed_sequences(name, error)
         averaging = [
             path
             for path, module in model.named_modules()
@@ -142,9 +150,9 @@ def explained(model: nn.Module) -> Iterator[None]:
                 "far, which a captured step would bake. Give it a number as momentum; update_bn of "
                 "torch.optim.swa_utils works on an AveragedModel of the model, not of a planned one"
             ) from error
-        raise CaptureError(
-            f"{name} has control flow or shapes that depend on the values of its tensors, so no one graph "
-            f"describes its step{_where(error)}: {_first_line(error)}. {_advice(model, error)}"
+        raise DependsOnValuesError(
+            f"{name} has control flow or shapes that depend on the values of its tensors, and these not on "
+            f"its inputs alone, so no one graph describes its step{_where(error)}. {_advice(error)}"
         ) from error
     except Exception as error:
         if isinstance(error, AssertionError) and "functional graph" in str(error):
@@ -152,6 +160,7 @@ def explained(model: nn.Module) -> Iterator[None]:
                 f"{name} writes to a tensor that is no parameter, buffer or attribute of a module (one in a "
                 "list or dict, say): register it with register_buffer"
             ) from error
+        _refuse_packed_sequences(name, error)
         if "Attempted to set the storage" in str(error):
             raise CaptureError(
                 f"{name} gives a tensor another size or storage (resize_, set_){_where(error)}, as "
@@ -176,21 +185,23 @@ def explained(model: nn.Module) -> Iterator[None]:
         ) from error
 
 
-def _advice(model: nn.Module, error: Exception) -> str:
+def _refuse_packed_sequences(name: str, error: Exception) -> None:
+    if any(frame.name == "pack_padded_sequence" for frame in traceback.extract_tb(error.__traceback__)):
+        raise CaptureError(
+            f"{name} packs sequences{_where(error)}: pack_padded_sequence and the layers that take its "
+            "results read lengths in C++, where nobody can answer. Hand the layers padded sequences and mask "
+            "or gather their outputs, or run them in eager"
+        ) from error
+
+
+def _advice(error: Exception) -> str:
     """Return advice about control flow that depends on data."""
     if any(frame.name == "_detect_is_causal_mask" for frame in traceback.extract_tb(error.__traceback__)):
         return (
             "nn.TransformerEncoder and nn.TransformerDecoder look whether a mask is causal unless they are "
             "told: pass is_causal (of a decoder tgt_is_causal and memory_is_causal) as True or False"
         )
-    place = _where(error)
-    of_transformers = any(type(module).__module__.startswith("transformers.") for module in model.modules())
-    if of_transformers and ("mask" in place or "position" in place):
-        return (
-            "transformers looks into position_ids and into a mask of two dimensions: leave them out, or give "
-            "attention_mask as booleans of shape [batch, 1, queries, keys], with what is causal in it"
-        )
-    return "Rewrite that part with torch.where or fixed shapes"
+    return REWRITE
 
 
 def _where(error: Exception) -> str:

@@ -20,7 +20,10 @@ from olla_fx import torch_compat
 from olla_fx.capture.eager import FakeStep
 from olla_fx.capture.late_numbers import fingerprint, refuse_other_graph
 from olla_fx.capture.model_copy import refuse_side_effects
+from olla_fx.capture.questions import Questions
 from olla_fx.capture.refusals import (
+    REWRITE,
+    DependsOnValuesError,
     explained,
     no_python_randomness,
     refuse_baked_tensors,
@@ -47,11 +50,35 @@ def capture(request: StepRequest) -> CapturedStep:
 
 
 def _capture(request: StepRequest) -> CapturedStep:
-    tracing, graph_module = _trace(request, frozenset())
+    questions = Questions(request, asks_numbers=False)
+    try:
+        captured = _captured(request, questions)
+    except DependsOnValuesError:
+        if not questions.left_open:
+            raise
+    else:
+        if not _has_open_sizes(captured.graph_module):
+            return captured
+    # Some number decides control flow or a size; nobody says which, so that all are asked for.
+    captured = _captured(request, Questions(request, asks_numbers=True))
+    if _has_open_sizes(captured.graph_module):
+        raise DependsOnValuesError(
+            f"{type(request.model).__name__} has shapes that depend on the values of its tensors, and these "
+            f"not on the inputs alone, so that no plan fits every step. {REWRITE}"
+        )
+    return captured
+
+
+def _has_open_sizes(graph_module: fx.GraphModule) -> bool:
+    return any(torch_compat.has_open_sizes(node.meta.get("val")) for node in graph_module.graph.nodes)
+
+
+def _captured(request: StepRequest, questions: Questions) -> CapturedStep:
+    tracing, graph_module = _trace(request, frozenset(), questions)
     if tracing.without_gradient:
-        _refuse_lost_gradients(request, tracing.without_gradient)
+        _refuse_lost_gradients(request, tracing.without_gradient, questions)
     if tracing.without_gradient and request.mode is Mode.TRAINING:
-        tracing, graph_module = _trace(request, frozenset(tracing.without_gradient))
+        tracing, graph_module = _trace(request, frozenset(tracing.without_gradient), questions)
     if tracing.outputs is None:
         raise CaptureError(f"{type(request.model).__name__} returned nothing that can be captured")
     update_graph = _trace_update(tracing) if request.runs_in_micro_batches else None
@@ -70,6 +97,7 @@ def _capture(request: StepRequest) -> CapturedStep:
         state_keys={name: tuple(values) for name, values in tracing.state.items()},
         reads=tracing.baked_values(),
         device=tracing.device,
+        questions=questions.asked,
     )
     if request.late is not None:
         refuse_other_graph(captured, request.late)
@@ -77,13 +105,28 @@ def _capture(request: StepRequest) -> CapturedStep:
     if update_graph is None:
         return captured
     nothing = OutputLayout(pytree.tree_structure([]), ())
-    update = replace(captured, graph_module=update_graph, outputs=nothing, recomputed=0)
+    _refuse_written_questions(captured)
+    update = replace(captured, graph_module=update_graph, outputs=nothing, recomputed=0, questions=())
     return replace(captured, micro_batches=request.options.accumulation_steps, update=update)
 
 
-def _trace(request: StepRequest, unused: frozenset[str]) -> tuple[Tracing, fx.GraphModule]:
+def _refuse_written_questions(captured: CapturedStep) -> None:
+    """Refuse questions about inputs that a micro-batch writes to: all are asked before the first one runs."""
+    examples = [index for index, item in enumerate(captured.inputs) if item.role is Role.EXAMPLE]
+    for question in captured.questions:
+        if any(examples[index] in captured.written for index in question.recipe.inputs):
+            raise CaptureError(
+                f"the model asks for the value of {question.recipe.words}{question.place}, and writes to "
+                "that input in each micro-batch, which may change the answer for the next one. Let it write "
+                "to a copy, or accumulate gradients in a loop of your own"
+            )
+
+
+def _trace(
+    request: StepRequest, unused: frozenset[str], questions: Questions
+) -> tuple[Tracing, fx.GraphModule]:
     """Trace a step that does not train the parameters ``unused``, which no gradient reaches."""
-    tracing = Tracing(request, unused)
+    tracing = Tracing(request, unused, questions)
     attributes = tracing.model_copy.attributes()
     with (
         explained(request.model),
@@ -133,13 +176,13 @@ def _tangents_of_gradients(graph_module: fx.GraphModule, tracing: Tracing) -> tu
     return tuple(reached[gradient] for gradient in results[len(results) - len(tracing.gradients) :])
 
 
-def _refuse_lost_gradients(request: StepRequest, without: Sequence[str]) -> None:
+def _refuse_lost_gradients(request: StepRequest, without: Sequence[str], questions: Questions) -> None:
     """Refuse a step if eager's ``backward`` reaches a parameter that capturing leaves without a gradient.
 
     Reentrant checkpointing differentiates inside a backward node, which ``torch.autograd.grad`` does
     not see: the parameters under it would silently stop learning.
     """
-    eager = FakeStep(request)
+    eager = FakeStep(request, questions=questions)
     with explained(request.model), torch.random.fork_rng(devices=[]):
         eager.backward()
     lost = sorted(name for name in without if eager.parameters[name].grad is not None)

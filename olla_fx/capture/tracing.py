@@ -30,6 +30,7 @@ from olla_fx.capture.gradients import (
 from olla_fx.capture.inputs import Constant, tensor_slots
 from olla_fx.capture.late_numbers import LateTracing
 from olla_fx.capture.model_copy import ModelCopy
+from olla_fx.capture.questions import Questions
 from olla_fx.capture.refusals import explained
 from olla_fx.capture.types import OutputAlias, OutputLayout, StepRequest, plan_device
 from olla_fx.errors import CaptureError
@@ -71,14 +72,16 @@ class Tracing:
         example_leaves: for each leaf of the example, its index among the arguments, or the constant.
     """
 
-    def __init__(self, request: StepRequest, unused: frozenset[str]) -> None:
+    def __init__(self, request: StepRequest, unused: frozenset[str], questions: Questions) -> None:
         """Make the arguments.
 
         Args:
             request: what to trace.
             unused: parameters not to train.
+            questions: answers what is asked of the inputs.
         """
         self.request = request
+        self._questions = questions
         self.unused = unused
         self.fake_mode = torch_compat.new_fake_mode()
         self._originals = request.modules()
@@ -195,7 +198,7 @@ class Tracing:
 
     def _add_tangents(self) -> None:
         """Add a tangent for each output that has a gradient; a first run under fake tensors tells which."""
-        eager = FakeStep(self.request)
+        eager = FakeStep(self.request, questions=self._questions)
         with explained(self.request.model), torch.random.fork_rng(devices=[]):
             outputs = eager.forward()
         self.aliases = [self.late.moved(alias, len(self.slots)) for alias in eager.aliases(outputs)]
@@ -213,7 +216,9 @@ class Tracing:
 
     def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """Run the whole step on its tensors; return flat copies of its results."""
-        self._mode = EagerNumerics(keeps_draws=self.request.options.cuda_graph)
+        self._mode = EagerNumerics(self._questions, keeps_draws=self.request.options.cuda_graph)
+        pairs = zip(self.inputs, flat, strict=True)
+        self._mode.give([tensor for item, tensor in pairs if item.role is Role.EXAMPLE])
         with self._mode, torch_compat.saved_tensor_hooks_in_traces():
             with self.late.in_place(self.inputs, flat, self.flat_arguments):
                 results = self._step(flat)

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from olla_fx.errors import CaptureError
-from olla_fx.guards import Assumptions, Mode, NumberSlot, Role, TensorSlot, step_modules
+from olla_fx.guards import Assumptions, Mode, NumberSlot, Question, Role, TensorSlot, step_modules
 from olla_fx.options import Options
 from olla_fx.torch_compat import pytree
 
@@ -104,6 +104,7 @@ class CapturedStep(Assumptions):
         gradient_tangents: for each gradient, the tangents that it depends on.
         recomputed: how many operators are there a second time because the model checkpoints activations.
         micro_batches: how often it runs in a step, with one part of the batch after the other.
+        questions: what Python asked about the inputs' values, in order; the graph holds for these answers.
         fingerprint: tells one captured step from another.
         update: the weight update that follows several micro-batches; it has the same placeholders.
     """
@@ -115,6 +116,7 @@ class CapturedStep(Assumptions):
     gradient_tangents: tuple[frozenset[int], ...]
     recomputed: int
     micro_batches: int = 1
+    questions: tuple[Question, ...] = ()
     fingerprint: bytes = b""
     update: CapturedStep | None = None
 
@@ -169,6 +171,8 @@ class StepRequest:
         options: how to plan and run it.
         tangent_strides: in the caller's own loop, the element strides of the tangents, in order; empty for
             those of the outputs that they belong to.
+        answers: what was answered to questions about inputs before, by the keys of their recipes, where the
+            inputs may have no values.
         late: numbers to bind late.
     """
 
@@ -179,6 +183,7 @@ class StepRequest:
     optimizer: torch.optim.Optimizer | None = None
     options: Options = field(default_factory=Options)
     tangent_strides: tuple[tuple[int, ...], ...] = ()
+    answers: Mapping[str, Any] = field(default_factory=dict)
     late: LateRequest | None = None
 
     def modules(self) -> dict[str, nn.Module]:

@@ -13,19 +13,25 @@ from olla_fx.guards.inputs import (
 from olla_fx.guards.numbers import LateBinding, NumberSlot
 from olla_fx.guards.optimizer import OptimizerLayout, ScalarSlot, TensorHyperparameter
 from olla_fx.guards.prologue import Mismatch, Prologue
+from olla_fx.guards.questions import Comparison, GivenInput, Question, QuestionGuard, Recipe
 from olla_fx.guards.reads import MODULE_TABLES, Reads
 
 __all__ = [
     "MODULE_TABLES",
     "WANTS_GRADIENT",
     "Assumptions",
+    "Comparison",
+    "GivenInput",
     "LateBinding",
     "Mismatch",
     "Mode",
     "NumberSlot",
     "OptimizerLayout",
     "Prologue",
+    "Question",
+    "QuestionGuard",
     "Reads",
+    "Recipe",
     "Role",
     "ScalarSlot",
     "StepInput",

@@ -69,11 +69,7 @@ def transformers_case(name: str, wanted: Wanted) -> ModelCase:
 
 
 class CausalLanguageModel(nn.Module):
-    """A language model with an explicit causal mask.
-
-    Without one, transformers reads the values of positions to find texts packed into one row, which no
-    captured graph can do.
-    """
+    """A language model with an explicit causal mask, of which transformers asks no values."""
 
     def __init__(self, model: nn.Module) -> None:
         """Wrap a model.

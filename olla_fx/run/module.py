@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import fx, nn
 
 from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Mode, StepRequest, TensorSpec
+from olla_fx.capture.questions import known_answers
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.eager.record import Recording
 from olla_fx.errors import StepInputError, StepModeError
@@ -66,11 +67,12 @@ class PlannedModule(nn.Module):
         self.training = model.training
         # Kinds of the example, not the example: a batch is large.
         self._example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, request.inputs)
-        self._request = replace(request, inputs=())
+        self._request = replace(request, inputs=(), answers={})
         self._lock = threading.RLock()
         self._turn = Turn()
         self._stock_runs = 0
         self._plans = Plans(request)
+        self._answers = known_answers(self._plans.current.executor.step.captured.questions)
         # Not as a child module: that would change the keys of state_dict. Last, since from here on
         # attributes that the model has are set there.
         object.__setattr__(self, "_model", model)
@@ -253,7 +255,9 @@ class PlannedModule(nn.Module):
         """
         steps = self._plans.current.steps
         inputs = pytree.tree_map_only(TensorSpec, _on_meta, self._plans.current.example)
-        request = replace(self._request, inputs=inputs, mode=steps[0].captured.mode)
+        captured = steps[0].captured
+        answers = known_answers(captured.questions)
+        request = replace(self._request, inputs=inputs, mode=captured.mode, answers=answers)
         return report_on(steps, self.plan, request, self.stats, eager)
 
     def __getattr__(self, name: str) -> Any:
@@ -279,7 +283,7 @@ class PlannedModule(nn.Module):
         old = self._request
         model, loss_fn, optimizer = copy.deepcopy((old.model, old.loss_fn, old.optimizer), memo)
         request = replace(old, model=model, loss_fn=loss_fn, optimizer=optimizer)
-        remade = _remade(request, self._example)
+        remade = _remade(request, self._example, self._answers)
         memo[id(self)] = remade
         remade.__dict__.update(copy.deepcopy(carried(self), memo))
         return remade
@@ -287,7 +291,7 @@ class PlannedModule(nn.Module):
     def __reduce__(self) -> Any:
         """Pickle model, loss, optimizer and options; plans are made again, or found on disk."""
         refuse_unnamed(self._request.loss_fn)
-        return _remade, (self._request, self._example), carried(self)
+        return _remade, (self._request, self._example, self._answers), carried(self)
 
     def train(self, mode: bool = True) -> PlannedModule:
         """Set the model's training flag; see ``nn.Module.train``."""
@@ -316,10 +320,11 @@ def _has_gradient(captured: CapturedStep, values: Sequence[Any]) -> bool:
     return False
 
 
-def _remade(request: StepRequest, example: Any) -> PlannedModule:
-    """Make a planned module from the kinds of its example's tensors."""
-    inputs = pytree.tree_map_only(TensorSpec, _stand_in, example)
-    return PlannedModule(replace(request, inputs=inputs))
+def _remade(request: StepRequest, example: Any, answers: Mapping[str, Any]) -> PlannedModule:
+    """Make a planned module from the kinds of its example's tensors and the answers that these gave."""
+    with torch_compat.new_fake_mode():
+        inputs = pytree.tree_map_only(TensorSpec, _stand_in, example)
+    return PlannedModule(replace(request, inputs=inputs, answers=answers))
 
 
 def _on_meta(spec: TensorSpec) -> torch.Tensor:

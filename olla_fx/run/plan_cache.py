@@ -12,6 +12,7 @@ leaves to it, and whether they come to an old ``.grad``: a loop may clear them b
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +25,7 @@ from olla_fx.compile import CompiledStep, plan_of
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.guards import Mismatch, Prologue
 from olla_fx.plan import Plan
+from olla_fx.run.answers import Answers
 from olla_fx.run.cuda_graph import GraphedStep
 from olla_fx.run.executor import Executor
 from olla_fx.time_limit import TimeLimit
@@ -97,6 +99,11 @@ class CachedPlan:
             self.executors[wanted] = self.executor.planned_for(wanted, limit)
         self.executor = self.executors[wanted]
 
+    @functools.cached_property
+    def answers(self) -> Answers:
+        """What was answered about the inputs that it was planned for."""
+        return Answers(self.executor.step.captured)
+
     @property
     def plan(self) -> Plan:
         """The plan in force."""
@@ -161,17 +168,37 @@ class PlanCache:
             StepInputError: if an input cannot be used with the plan that fits.
         """
         plans = self.alike(key)
+        reasons: dict[Hashable, str] = {}
+        answering: list[CachedPlan] = []
         for plan in plans:
+            other = plan.answers.other(examples)
+            if other is not None:
+                reasons.setdefault(plan.kind, other[-1])
+                continue
             values = plan.prologue.check(examples)
             if values is not None:
                 return self._used(plan), values
-        reasons: dict[Hashable, str] = {}
-        for plan in plans:
+            answering.append(plan)
+        for plan in answering:
             gathered = plan.prologue.run(examples)
             if not isinstance(gathered, Mismatch):
                 return self._used(plan), gathered
             reasons.setdefault(plan.kind, gathered.reason)
         return reasons
+
+    def heard(self, key: Hashable, examples: Sequence[torch.Tensor]) -> Hashable:
+        """Return what a call's inputs answer otherwise than its plans; calls that agree in it are alike.
+
+        Args:
+            key: what tells the call apart by its inputs' kinds.
+            examples: the tensors among these.
+        """
+        others = (plan.answers.other(examples) for plan in self._plans if plan.key == key)
+        return frozenset(other[:2] for other in others if other is not None)
+
+    def answering(self, key: Hashable, examples: Sequence[torch.Tensor]) -> list[CachedPlan]:
+        """Return the plans for calls with such inputs that also answer alike; arguments as of :meth:`heard`."""
+        return [plan for plan in self.alike(key) if plan.answers.other(examples) is None]
 
     def alike(self, key: Hashable) -> list[CachedPlan]:
         """Return the plans for calls with such inputs, the one used last first."""

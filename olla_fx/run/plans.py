@@ -1,8 +1,9 @@
 """Finds or makes the plan of a call, or says that the model itself is to run it.
 
 There is a plan for each kind of call (shapes and types of the inputs and, in the caller's own loop, whether
-gradients are wanted and which modules train); if model or optimizer changed in a way that a plan depends
-on, the step is planned again, unless a plan was made for that state before.
+gradients are wanted and which modules train) and each answer that its inputs give to what Python asks of
+them; if model or optimizer changed in a way that a plan depends on, the step is planned again, unless a plan
+was made for that state before.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class Plans:
         call = Call.of(request.mode, request.inputs)
         kind = call_kind(request.model, request.mode, request.inputs)
         self.current = self._make(call, kind, TimeLimit(request.options.time_limit, plans=0))
+        # What is known of the first example says nothing about later inputs.
+        self._request = replace(self._request, answers={})
 
     @property
     def falls_back(self) -> bool:
@@ -85,7 +88,7 @@ class Plans:
             return fitting
         kind = call_kind(self._request.model, self._request.mode, call.inputs)
         reason = fitting.get(kind)
-        late = self._late_numbers.request(self.cache.alike(call.key))
+        late = self._late_numbers.request(self.cache.answering(call.key, call.tensors))
         if not self.falls_back:
             self.current = self._make_again(call, kind, limit, reason, late)
         elif not self._plan_new(call, kind, limit, reason, late):
@@ -103,18 +106,19 @@ class Plans:
         """Plan a call that no plan fits if that is worth it; return False if it is to run in eager."""
         # Calls that differ by numbers that may become inputs are one kind, whatever these are.
         changes = self.current.prologue.changes() if late is None else late.changes
+        new_kind = call.key, kind, self.cache.heard(call.key, call.tensors)
         if reason is None and self.cache.gradient_strides(call.key, kind):
             self.new_kinds.plans_next = True  # a known kind, whose gradients come in another layout
-        if self.new_kinds.is_worth_a_plan((call.key, kind), changes):
+        if self.new_kinds.is_worth_a_plan(new_kind, changes):
             try:
                 self.current = self._make_again(call, kind, limit, reason, late)
             except NumberNotLateError:
                 logger.info("another value of a number is another kind of call")
             except OllaError as error:
-                self.new_kinds.refuse((call.key, kind), changes)
+                self.new_kinds.refuse(new_kind, changes)
                 self.note_refusal(error)
             else:
-                self.new_kinds.note_plan((call.key, kind))
+                self.new_kinds.note_plan(new_kind)
                 return True
         logger.info("running in eager: %s", reason or "a new kind of call")
         if self.new_kinds.note_eager_call():

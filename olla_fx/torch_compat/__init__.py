@@ -9,7 +9,11 @@ from olla_fx.torch_compat.cuda_memory import with_allocator_history
 from olla_fx.torch_compat.dynamo import not_compiled, run_unplanned
 from olla_fx.torch_compat.fake import (
     DATA_DEPENDENT_ERRORS,
+    answer_comparisons,
     assume_sign,
+    has_open_sizes,
+    has_values,
+    lists_read_by,
     new_fake_mode,
     quiet_fake_tensors,
 )
@@ -34,7 +38,14 @@ from olla_fx.torch_compat.modules import (
     refresh_weight_list,
     share_tables,
 )
-from olla_fx.torch_compat.operators import OPERATOR_TYPES, OpOverload, is_erased, overload_name, schema_of
+from olla_fx.torch_compat.operators import (
+    OPERATOR_TYPES,
+    OpOverload,
+    is_erased,
+    overload_name,
+    plain_name,
+    schema_of,
+)
 from olla_fx.torch_compat.patches import (
     attribute_reads,
     seeding_replaced,
@@ -49,6 +60,7 @@ from olla_fx.torch_compat.state import (
     is_recomputing,
     is_transformed,
     kernel_settings,
+    on_real_tensors,
     real_random_number,
     real_tensors,
     saved_tensor_hooks_in_traces,
@@ -89,6 +101,7 @@ __all__ = [
     "LateNumbers",
     "OpOverload",
     "TorchDispatchMode",
+    "answer_comparisons",
     "any_global_module_hooks",
     "any_tensor_hooks",
     "assume_sign",
@@ -102,7 +115,9 @@ __all__ = [
     "direct_call",
     "extensions_folder",
     "graph_is_kept",
+    "has_open_sizes",
     "has_optimizer_pre_hooks",
+    "has_values",
     "in_different_storages",
     "initialize_optimizer_state",
     "is_batched",
@@ -112,15 +127,18 @@ __all__ = [
     "is_transformed",
     "kernel_settings",
     "lazy_graph_module",
+    "lists_read_by",
     "module_hooks",
     "new_fake_mode",
     "new_nodes_marked",
     "not_compiled",
     "note_optimizer_stepped",
+    "on_real_tensors",
     "optimizer_step_function",
     "overload_name",
     "own_tensors",
     "parameters_of",
+    "plain_name",
     "pytree",
     "quiet_fake_tensors",
     "real_random_number",

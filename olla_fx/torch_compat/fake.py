@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import linecache
 import logging
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import sympy
 import torch
 from torch._subclasses import fake_tensor as _fake_tensor
+from torch._subclasses import functional_tensor as _functional_tensor
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
+
+from olla_fx.torch_compat.patches import PATCHING
 
 DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...] = (
     _symbolic_shapes.GuardOnDataDependentSymNode,
@@ -20,12 +25,56 @@ DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...] = (
 """Errors of fake tensors if Python asks for a value that only real data could give."""
 
 
+_RELATIONS: dict[Any, tuple[Callable[..., bool], Callable[..., bool]]] = {
+    sympy.Eq: (operator.eq, operator.eq),
+    sympy.Ne: (operator.ne, operator.ne),
+    sympy.Gt: (operator.gt, operator.lt),
+    sympy.Lt: (operator.lt, operator.gt),
+    sympy.Ge: (operator.ge, operator.le),
+    sympy.Le: (operator.le, operator.ge),
+}
+"""Relations, each with the one that holds with its sides exchanged."""
+
+Compare = Callable[[Callable[..., bool], int | float], bool]
+"""Answers whether a number is in a relation to a constant."""
+
+
+class _Numbers(_symbolic_shapes.ShapeEnv):
+    """The symbolic numbers of a fake mode, of which some can be compared with constants."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=False)
+        self.comparable: dict[Any, Compare] = {}
+
+    def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        """Decide an expression; where nobody else can, by comparing a number with a constant."""
+        try:
+            return super().evaluate_expr(orig_expr, *args, **kwargs)
+        except _symbolic_shapes.GuardOnDataDependentSymNode:
+            relations = _RELATIONS.get(orig_expr.func)
+            for index, relation in enumerate(relations or ()):
+                number, constant = orig_expr.args[index], orig_expr.args[1 - index]
+                if number in self.comparable and (constant.is_Integer or constant.is_Float):
+                    value = int(constant) if constant.is_Integer else float(constant)
+                    return sympy.true if self.comparable[number](relation, value) else sympy.false
+            raise
+
+
+def answer_comparisons(number: Any, compare: Compare) -> None:
+    """Let a function answer comparisons of a symbolic number with constants, such as ``number > 3``.
+
+    Args:
+        number: from ``.item()`` of a tensor without values.
+        compare: the function.
+    """
+    if isinstance(number, torch.SymInt | torch.SymFloat) and isinstance(number.node.shape_env, _Numbers):
+        number.node.shape_env.comparable[number.node.expr] = compare
+
+
 def new_fake_mode() -> Any:
     """Return a ``FakeTensorMode`` in which ``.item()`` gives a symbolic number instead of an error."""
     with _read_sources_forgotten():
-        return _fake_tensor.FakeTensorMode(
-            allow_non_fake_inputs=True, shape_env=_symbolic_shapes.ShapeEnv(allow_scalar_outputs=True)
-        )
+        return _fake_tensor.FakeTensorMode(allow_non_fake_inputs=True, shape_env=_Numbers())
 
 
 @contextlib.contextmanager
@@ -43,6 +92,38 @@ def _read_sources_forgotten() -> Iterator[None]:
             linecache.cache.pop(path, None)
 
 
+def has_values(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor holds values, as fake tensors and those on the meta device do not."""
+    return not tensor.is_meta and not isinstance(tensor, _fake_tensor.FakeTensor)
+
+
+@contextlib.contextmanager
+def lists_read_by(read: Callable[[torch.Tensor], Any]) -> Iterator[None]:
+    """Let ``tolist`` of traced tensors, which no mode sees, ask a function first.
+
+    Args:
+        read: returns the list, or ``NotImplemented``.
+    """
+    kinds: tuple[Any, ...] = (_fake_tensor.FakeTensor, _functional_tensor.FunctionalTensor)
+
+    def replacement(original: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        def tolist(tensor: torch.Tensor) -> Any:
+            answer = read(tensor)
+            return original(tensor) if answer is NotImplemented else answer
+
+        return tolist
+
+    with PATCHING:
+        saved = [kind.tolist for kind in kinds]
+        try:
+            for kind, original in zip(kinds, saved, strict=True):
+                kind.tolist = replacement(original)
+            yield
+        finally:
+            for kind, original in zip(kinds, saved, strict=True):
+                kind.tolist = original
+
+
 @contextlib.contextmanager
 def quiet_fake_tensors() -> Iterator[None]:
     """Keep fake tensors from logging a traceback for an error that is raised and explained anyway."""
@@ -56,6 +137,11 @@ def quiet_fake_tensors() -> Iterator[None]:
         yield
     finally:
         log.removeFilter(is_news)
+
+
+def has_open_sizes(value: object) -> bool:
+    """Return True if a tensor's sizes, strides or offset depend on numbers that nobody knows."""
+    return isinstance(value, torch.Tensor) and bool(_symbolic_shapes.free_unbacked_symbols(value))
 
 
 def assume_sign(number: Any, *, positive: bool) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]
+import sympy
 import torch
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental import proxy_tensor as _proxy_tensor

@@ -23,6 +23,11 @@ def overload_name(operator: OpOverload) -> str:
     return operator._overloadname
 
 
+def plain_name(operator: Any) -> str:
+    """Return an operator's or a function's name without namespace and overload, such as ``all``."""
+    return str(getattr(operator, "_opname", None) or operator.__name__)
+
+
 def is_erased(node: fx.Node) -> bool:
     """Return True if a node was erased from its graph."""
     return node._erased

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd import forward_ad
 from torch.backends import opt_einsum
 from torch.utils import _python_dispatch
 from torch.utils import checkpoint as _checkpoint
+
+_Value = TypeVar("_Value")
+_Result = TypeVar("_Result")
 
 _ORDERS_EINSUMS = opt_einsum.is_available()
 _CPU = torch.device("cpu")
@@ -27,6 +30,15 @@ def real_tensors() -> Iterator[None]:
     """Let operators compute on real tensors, whatever modes are on."""
     with _python_dispatch._disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():
         yield
+
+
+def on_real_tensors(function: Callable[[_Value], _Result], value: _Value) -> _Result:
+    """Call a function as within :func:`real_tensors`, quickly where no mode is on."""
+    if torch._C._len_torch_dispatch_stack():
+        with real_tensors():
+            return function(value)
+    with below_autograd(), torch._C._DisableAutocast():
+        return function(value)
 
 
 def real_random_number() -> int:

@@ -379,14 +379,14 @@ class CompiledLoop(EagerAndPlanned):
 
 
 def check_inference(
-    model: nn.Module, examples: Sequence[Batch], outputs: int, **options: Any
+    model: nn.Module, examples: Sequence[Batch], outputs: int | None, **options: Any
 ) -> PlannedModule:
     """Plan a model's inference on the first example and compare with eager on all.
 
     Args:
         model: put into eval mode.
         examples: inputs of each call.
-        outputs: number of storages that a call returns.
+        outputs: number of storages that a call returns; None for any.
         options: of :func:`olla_fx.optimize`.
     """
     model.eval()

@@ -69,6 +69,7 @@ def whole_step(batch_size: int = 4, **options: object) -> tuple[olla_fx.PlannedM
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     example = torch.randn(batch_size, 6), torch.zeros(batch_size, dtype=torch.long)
     loss_fn = nn.functional.cross_entropy
+    options = {"fallback": "raise", **options}
     return olla_fx.optimize(model, example, loss_fn=loss_fn, optimizer=optimizer, **options), list(example)
 
 

@@ -26,11 +26,11 @@ def test_an_example_that_fails_an_assertion_is_explained():
 @pytest.mark.parametrize(
     "habit",
     [
-        lambda self, x: self.body(x) if x.sum() > 0 else self.body(-x),
-        lambda self, x: self.body(x[x > 0][:24].view(4, 6)),
-        lambda self, x: self.body(x) + sum(1 for value in x.flatten() if value > 0),
+        lambda self, x: self.body(x) if self.body(x).sum() > 0 else self.body(-x),
+        lambda self, x: self.body(x)[self.body(x) > 0],
+        lambda self, x: self.body(x) + sum(1 for value in self.body(x).flatten() if value > 0),
         lambda self, x: self.body(x) + torch.unique(x).sum(),
-        lambda self, x: self.body(x) * torch.zeros(int(x.abs().sum())).numel(),
+        lambda self, x: self.body(x) * torch.zeros(int(self.body(x).abs().sum())).numel(),
     ],
     ids=["branch", "mask", "loop", "unique", "shape"],
 )
@@ -85,9 +85,10 @@ def test_an_inference_example_that_the_model_rejects():
 
 
 def branching(self, x):
-    if x.sum() > 0:
-        return self.body(x)
-    return self.body(-x)
+    y = self.body(x)
+    if y.sum() > 0:
+        return y
+    return -y
 
 
 class Causal(nn.Module):
@@ -112,7 +113,7 @@ def test_a_mask_that_a_transformer_looks_into():
 
 
 def test_the_line_that_depends_on_data_is_named():
-    refused(Changed(branching), r"capture/test_refused_models\.py, line \d+: if x\.sum\(\) > 0:")
+    refused(Changed(branching), r"capture/test_refused_models\.py, line \d+: if y\.sum\(\) > 0:")
     refused(Changed(lambda self, x: self.body(x[:, :5])), r"capture/test_refused_models\.py, line \d+")
 
 

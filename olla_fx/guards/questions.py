@@ -1,0 +1,308 @@
+"""Questions that Python asks about the values of inputs: recipes, answers, and the test of later inputs.
+
+``mask.all()`` decides which operators a model runs. Where it follows from the inputs alone, a plan holds for
+one answer: the recipe, operators on inputs and constants, is kept with its answer, and is computed from the
+inputs of every later call. All questions of a plan become one flat Python function over these operators, in
+the order in which they were asked; it ends at the first answer that is another, since a later question may
+make no sense then.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from olla_fx import torch_compat
+from olla_fx.torch_compat import pytree
+
+aten = torch.ops.aten
+_MOST_WORDS = 8
+"""Operators of a recipe that a message names."""
+
+_MOST_ELEMENTS_KEPT = 1 << 16
+"""Elements of a constant that is computed once."""
+
+_UNSPOKEN = frozenset(("detach", "alias", "_local_scalar_dense", "tolist", "clone"))
+"""Operators that say nothing about a question."""
+
+_QUICK: dict[Any, Callable[..., Any]] = {
+    aten._local_scalar_dense.default: torch.Tensor.item,
+    aten.equal.default: torch.equal,
+    **{
+        getattr(getattr(aten, name), overload): getattr(torch, name)
+        for name in (
+            "all",
+            "any",
+            "sum",
+            "count_nonzero",
+            "eq",
+            "ne",
+            "gt",
+            "lt",
+            "ge",
+            "le",
+            "cumsum",
+            "sub",
+        )
+        for overload in getattr(aten, name).overloads()
+        if overload in ("default", "dim", "dim_IntList", "Scalar", "Tensor")
+    },
+}
+"""PyTorch's functions for operators, of the same arguments, which are called faster."""
+
+
+@dataclass(frozen=True)
+class GivenInput:
+    """The tensor at an index among the tensors of the caller's inputs."""
+
+    index: int
+    depth = 0
+
+    @property
+    def inputs(self) -> frozenset[int]:
+        """The inputs that it reads."""
+        return frozenset((self.index,))
+
+    @property
+    def key(self) -> str:
+        """A text that stands for it alone."""
+        return f"input {self.index}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Compares a number with a constant: the operator of a recipe.
+
+    Attributes:
+        relation: of :mod:`operator`, such as ``gt``.
+        constant: its right side.
+    """
+
+    relation: Callable[..., bool]
+    constant: float
+
+    @property
+    def __name__(self) -> str:
+        """Its words in a message."""
+        return f"{self.relation.__name__} {self.constant}"
+
+    def __call__(self, number: float) -> bool:
+        """Return True if a number is in this relation."""
+        return self.relation(number, self.constant)
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """One result of an operator on inputs and constants.
+
+    Attributes:
+        operator: what is called.
+        arguments: its arguments and keyword arguments, in which recipes and inputs stand for tensors.
+        result: index of the result among the operator's results.
+        depth: the number of operators below it.
+    """
+
+    operator: Any
+    arguments: tuple[Any, dict[str, Any]]
+    result: int = 0
+    depth: int = 0
+
+    @functools.cached_property
+    def inputs(self) -> frozenset[int]:
+        """The indices of the inputs that it reads."""
+        return frozenset().union(*(source.inputs for source in self._sources))
+
+    @property
+    def _sources(self) -> list[GivenInput | Recipe]:
+        leaves = pytree.tree_leaves(self.arguments)
+        return [leaf for leaf in leaves if isinstance(leaf, GivenInput | Recipe)]
+
+    @functools.cached_property
+    def key(self) -> str:
+        """A text that two recipes share exactly if they compute the same."""
+        leaves, spec = pytree.tree_flatten(self.arguments)
+        texts = [leaf.key if isinstance(leaf, GivenInput | Recipe) else repr(leaf) for leaf in leaves]
+        text = "\n".join((str(self.operator), str(self.result), str(spec), *texts))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def evaluate(self, inputs: Sequence[torch.Tensor], device: torch.device | None = None) -> Any:
+        """Compute the result, beneath all modes.
+
+        Args:
+            inputs: the tensors of the caller's inputs; they are not changed.
+            device: where new constants are made; None for where the operators were told to.
+        """
+        with torch_compat.real_tensors():
+            return self._evaluate(inputs, device, {})
+
+    def _evaluate(
+        self, inputs: Sequence[torch.Tensor], device: torch.device | None, results: dict[int, Any]
+    ) -> Any:
+        def value(leaf: Any) -> Any:
+            if isinstance(leaf, Recipe):
+                return leaf._evaluate(inputs, device, results)
+            if isinstance(leaf, GivenInput):
+                return inputs[leaf.index]
+            return device if device is not None and isinstance(leaf, torch.device) else leaf
+
+        identity = id(self.arguments)
+        if identity not in results:
+            args, kwargs = pytree.tree_map(value, self.arguments)
+            results[identity] = self.operator(*args, **kwargs)
+        return results[identity][self.result] if self.has_several_results else results[identity]
+
+    @functools.cached_property
+    def has_several_results(self) -> bool:
+        """True if the operator returns a tuple or a list of tensors."""
+        if not isinstance(self.operator, torch_compat.OpOverload):
+            return False
+        returns = torch_compat.schema_of(self.operator).returns
+        return len(returns) > 1 or (len(returns) == 1 and str(returns[0].type).startswith("List"))
+
+    @property
+    def words(self) -> str:
+        """The operators from an input to the result: ``input 1 → eq → all``."""
+        names: list[str] = []
+        recipe: Recipe | GivenInput | None = self
+        while isinstance(recipe, Recipe):
+            name = torch_compat.plain_name(recipe.operator)
+            if name not in _UNSPOKEN:
+                names.append(name.strip("_"))
+            recipe = next((source for source in recipe._sources if source.inputs), None)
+        if len(names) > _MOST_WORDS:
+            names[_MOST_WORDS:] = ["…"]
+        source = "a constant" if recipe is None else f"input {recipe.index}"
+        return " → ".join([source, *reversed(names)])
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A value that Python asked for while a step was captured.
+
+    Attributes:
+        recipe: how it follows from the inputs.
+        answer: what it was: a number, a truth value, or a list of these.
+        place: the line of the user's code that asked.
+    """
+
+    recipe: Recipe
+    answer: Any
+    place: str
+
+    def said_of(self, answer: object) -> str:
+        """Return a sentence about another answer."""
+        return f"{self.recipe.words} is {_short(answer)}, and was {_short(self.answer)}{self.place}"
+
+
+def _short(answer: object) -> str:
+    text = repr(answer)
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+Listener = Callable[[Sequence[torch.Tensor]], tuple[int, Any] | None]
+"""Asks inputs all questions; returns the index of the first one with another answer, and that."""
+
+
+class QuestionGuard:
+    """Asks the inputs of later calls what was asked while capturing.
+
+    Attributes:
+        questions: in the order in which they were asked.
+        source: the text of the generated function.
+    """
+
+    def __init__(self, questions: Sequence[Question]) -> None:
+        """Write and compile the function."""
+        self.questions = tuple(questions)
+        writer = _Writer()
+        for index, question in enumerate(self.questions):
+            writer.write(index, question)
+        self.source = "\n".join([*writer.lines, "    return None", ""])
+        exec(compile(self.source, "<questions about inputs>", "exec"), writer.objects)
+        self._ask: Listener = writer.objects["ask"]
+
+    def first_other(self, inputs: Sequence[torch.Tensor]) -> tuple[int, Any] | None:
+        """Return the index of the first question whose answer is another, and this answer; None without one.
+
+        Args:
+            inputs: the tensors of the call, of the kinds that were planned for.
+        """
+        return torch_compat.on_real_tensors(self._ask, inputs)
+
+
+class _Writer:
+    """Text under construction, and the objects that it names."""
+
+    def __init__(self) -> None:
+        self.lines = ["def ask(inputs):"]
+        self.objects: dict[str, Any] = {}
+        self._inputs: set[int] = set()
+        self._locals: dict[str, str] = {}
+
+    def write(self, index: int, question: Question) -> None:
+        """Ask a question, and return unless the answer is the same."""
+        answer = question.answer
+        given = self._value(question.recipe)
+        if isinstance(answer, bool):
+            condition = f"{given} is not {answer}"
+        elif isinstance(answer, int):
+            condition = f"{given} != {answer}"
+        elif isinstance(answer, float):  # not by its value: NaN is itself, 0.0 is not -0.0
+            condition = f"{given}.hex() != {answer.hex()!r}"
+        else:
+            condition = f"repr({given}) != {repr(answer)!r}"
+        self.lines += [f"    if {condition}:", f"        return {index}, {given}"]
+
+    def _value(self, recipe: Recipe) -> str:
+        """Return the local name of a recipe's result, computed before if it is new."""
+        call = _called(recipe)
+        if call not in self._locals:
+            text = self._constant(recipe) or self._call(recipe)
+            self._locals[call] = f"t{len(self._locals)}"
+            self.lines.append(f"    {self._locals[call]} = {text}")
+        return self._locals[call] + (f"[{recipe.result}]" if recipe.has_several_results else "")
+
+    def _constant(self, recipe: Recipe) -> str | None:
+        """Return the name of a constant, computed now; None for a large one, and what depends on inputs."""
+        if recipe.inputs or recipe.has_several_results:
+            return None
+        value = recipe.evaluate(())
+        is_large = isinstance(value, torch.Tensor) and value.numel() > _MOST_ELEMENTS_KEPT
+        return None if is_large else self._object(value)
+
+    def _call(self, recipe: Recipe) -> str:
+        args, kwargs = recipe.arguments
+        function = _QUICK.get(recipe.operator) or torch_compat.direct_call(recipe.operator)
+        if recipe.operator is aten._to_copy.default and kwargs.keys() in ({"dtype"}, {"dtype", "device"}):
+            function = torch.Tensor.to
+        name = self._object(function)
+        texts = [self._argument(argument) for argument in args]
+        texts += [f"{key}={self._argument(argument)}" for key, argument in kwargs.items()]
+        return f"{name}({', '.join(texts)})"
+
+    def _argument(self, argument: Any) -> str:
+        if isinstance(argument, GivenInput):
+            return f"inputs[{argument.index}]"
+        if isinstance(argument, Recipe):
+            return self._value(argument)
+        if isinstance(argument, list | tuple):
+            inner = ", ".join(self._argument(item) for item in argument)
+            return f"[{inner}]"
+        return self._object(argument)
+
+    def _object(self, value: Any) -> str:
+        if type(value) in (int, bool, type(None)):
+            return repr(value)
+        name = f"c{len(self.objects)}"
+        self.objects[name] = value
+        return name
+
+
+def _called(recipe: Recipe) -> str:
+    """Return a text that results of one call share."""
+    return recipe.key if recipe.result == 0 else Recipe(recipe.operator, recipe.arguments).key
