@@ -197,7 +197,7 @@ class PlanCache:
         return frozenset(other[:2] for other in others if other is not None)
 
     def answering(self, key: Hashable, examples: Sequence[torch.Tensor]) -> list[CachedPlan]:
-        """Return the plans for calls with such inputs that also answer alike; arguments as of :meth:`heard`."""
+        """Return the plans for calls with such inputs that answer alike; arguments as of :meth:`heard`."""
         return [plan for plan in self.alike(key) if plan.answers.other(examples) is None]
 
     def alike(self, key: Hashable) -> list[CachedPlan]:
