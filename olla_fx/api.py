@@ -5,7 +5,8 @@ Both check their arguments and call the pipeline, :func:`olla_fx.compile.compile
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +18,11 @@ from olla_fx.capture.eager import follow_eager
 from olla_fx.capture.optimizer import warn_about_fused
 from olla_fx.capture.questions import known_answers
 from olla_fx.compile import CompileRequest, compile_step, plan_of
-from olla_fx.errors import CaptureError
+from olla_fx.errors import CaptureError, UnsupportedOptimizerError
 from olla_fx.options import Options, changed_options
-from olla_fx.plan import Plan
+from olla_fx.progress import Progress
 from olla_fx.run import PlannedModule
+from olla_fx.step_plan import Plan
 
 LossFunction = Callable[..., torch.Tensor]
 
@@ -50,7 +52,7 @@ def optimize(
         optimizer: over the model's parameters; its update is part of the training step.
         options: how to plan and run the step.
         changes: single options by keyword: ``solver``, ``time_limit``, ``return_outputs``,
-            ``accumulation_steps``, ``clip_grad_norm``, ``clip_grad_value``, ``fallback``,
+            ``accumulation_steps``, ``clip_grad_norm``, ``clip_grad_value``, ``fallback``, ``dynamic``,
             ``cache_size_limit``, ``cuda_graph``; see :class:`olla_fx.Options`.
 
     Returns:
@@ -60,7 +62,8 @@ def optimize(
         y).backward()``, forward and backward planned together.
 
     Raises:
-        CaptureError: if the step cannot be captured; model and optimizer are untouched.
+        CaptureError: if the step cannot be captured, or an argument is none of its kind; model and optimizer
+            are untouched.
         OptionError: if an option is unknown or its value makes no sense.
         SolverUnavailableError: if the solver is unknown or not installed.
     """
@@ -102,10 +105,14 @@ def plan(
         SolverUnavailableError: if the solver is unknown or not installed.
     """
     request = _request(model, example_input, loss_fn, optimizer, changed_options(options, changes))
-    step, update = compile_step(CompileRequest(request, runs=False))
-    planned = plan_of(step, update)
-    answered = replace(request, answers=known_answers(step.captured.questions))
-    return replace(planned, baseline=follow_eager(answered).baseline()) if baseline else planned
+    with Progress() as progress:
+        step, update = compile_step(CompileRequest(request, runs=False, progress=progress))
+        planned = plan_of(step, update)
+        if not baseline:
+            return planned
+        progress.begin("eager baseline")
+        answered = replace(request, answers=known_answers(step.captured.questions))
+        return replace(planned, baseline=follow_eager(answered).baseline())
 
 
 def _request(
@@ -116,6 +123,7 @@ def _request(
     options: Options,
 ) -> StepRequest:
     """Check the arguments once, at the door."""
+    _check_kinds(model, loss_fn, optimizer)
     inputs = example_input if isinstance(example_input, tuple) else (example_input,)
     whole_step = loss_fn is not None or optimizer is not None
     if whole_step and not model.training:
@@ -138,3 +146,59 @@ def _request(
         )
     mode = Mode.TRAINING if whole_step else Mode.AUTOGRAD if model.training else Mode.INFERENCE
     return StepRequest(model, inputs, mode, loss_fn, optimizer, options)
+
+
+def _check_kinds(model: object, loss_fn: object, optimizer: object) -> None:
+    """Refuse what is no model, loss or optimizer: say what was given and what to give.
+
+    Raises:
+        CaptureError: for the model or the loss.
+        UnsupportedOptimizerError: for the optimizer.
+    """
+    if not isinstance(model, nn.Module):
+        raise CaptureError(f"model is {_named(model)}: {_advice_on_model(model)}")
+    if isinstance(loss_fn, type):
+        raise CaptureError(f"loss_fn is {_named(loss_fn)}: give an object of it, {loss_fn.__name__}(...)")
+    if loss_fn is not None and not callable(loss_fn):
+        raise CaptureError(
+            f"loss_fn is {_named(loss_fn)}: give a function or a module that is called as loss_fn(outputs, "
+            "target), such as torch.nn.CrossEntropyLoss()"
+        )
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        advice = _advice_on_optimizer(optimizer)
+        raise UnsupportedOptimizerError(f"optimizer is {_named(optimizer)}: {advice}")
+
+
+def _named(given: object) -> str:
+    """Return words for an argument of the wrong kind: ``the class SGD``."""
+    if given is None:
+        return "None"
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
+    name = getattr(given, "__qualname__", None)
+    if name is not None and inspect.isroutine(given):
+        return f"the {'method' if inspect.ismethod(given) else 'function'} {name!r}"
+    return f"of type {type(given).__name__}"
+
+
+def _advice_on_model(model: object) -> str:
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        return f"give an object of it, {model.__name__}(...)"
+    if isinstance(model, list | tuple):
+        return "give an nn.Module, such as torch.nn.Sequential(*layers)"
+    if inspect.isroutine(model):
+        return "give an nn.Module whose forward calls it, so that parameters are found"
+    return "give an nn.Module"
+
+
+def _advice_on_optimizer(optimizer: object) -> str:
+    if isinstance(optimizer, torch.optim.lr_scheduler.LRScheduler):
+        return "give the scheduler's optimizer, and call scheduler.step() in your loop as before"
+    if isinstance(optimizer, type):
+        return f"give an object of it, {optimizer.__name__}(...) over model.parameters()"
+    if isinstance(optimizer, list | tuple | Mapping):
+        return (
+            "a step has one; give one with several parameter groups, or leave loss_fn and optimizer out and "
+            "call each in your own loop"
+        )
+    return "give one of torch.optim, such as torch.optim.SGD(model.parameters(), lr=0.1)"

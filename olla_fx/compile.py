@@ -18,7 +18,8 @@ from olla_fx.capture import CapturedStep, Role, StepRequest, capture
 from olla_fx.dataflow import Dataflow, GradientsInBuffer, arrays_of_results, build_dataflow
 from olla_fx.emit import EmittedStep, emit
 from olla_fx.passes import run_passes
-from olla_fx.plan import Plan
+from olla_fx.progress import Progress
+from olla_fx.step_plan import Plan
 from olla_fx.time_limit import TimeLimit
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import Problem
@@ -33,6 +34,7 @@ class CompileRequest:
         in_buffer: False if the step is to run with the stock allocator.
         runs: False if only the plan's figures are wanted: nothing is emitted or kept on disk.
         limit: of the call that planning is a part of; None if this is all that the call plans.
+        progress: of what planning is a part of, if that is told as one; None to tell this planning's.
         earlier: the result of the first stages (capture, passes, dataflow), to plan a step again.
         problem: the captured problem with recorded workspaces, to plan instead of it.
         start: operators' names in the order of a similar step's plan, such as one of another batch size, to
@@ -43,6 +45,7 @@ class CompileRequest:
     in_buffer: bool = True
     runs: bool = True
     limit: TimeLimit | None = None
+    progress: Progress | None = None
     earlier: CompiledStep | None = None
     problem: Problem | None = None
     start: Sequence[str] | None = None
@@ -77,16 +80,21 @@ def compile_step(request: CompileRequest) -> tuple[CompiledStep, CompiledStep | 
         CaptureError: if the step cannot be captured; model and optimizer are untouched.
         SolverUnavailableError: if a named solver cannot take a problem of this size.
     """
+    with _told(request) as progress:
+        return _compile_step(request, progress)
+
+
+def _compile_step(request: CompileRequest, progress: Progress) -> tuple[CompiledStep, CompiledStep | None]:
     torch_compat.warn_if_newer_than_tested()
     seconds: dict[str, float] = {}
-    with _timed("capture", seconds):
+    with _timed("capture", seconds, progress):
         captured = capture(request.step)
     limit = request.limit or TimeLimit(request.step.options.time_limit, plans=0)
     limit.expect(1 if captured.update is None else 2)
     request = replace(request, limit=limit)
     # First the update, which is settled at once as a rule: what it leaves of the limit is the step's.
-    update = None if captured.update is None else plan_captured(request, captured.update)
-    step = plan_captured(request, captured)
+    update = None if captured.update is None else _plan_captured(request, captured.update, progress)
+    step = _plan_captured(request, captured, progress)
     timings = {**seconds, **step.plan.timings}
     return replace(step, plan=replace(step.plan, timings=timings)), update
 
@@ -101,11 +109,16 @@ def plan_captured(request: CompileRequest, captured: CapturedStep) -> CompiledSt
     Raises:
         SolverUnavailableError: if a named solver cannot take a problem of this size.
     """
+    with _told(request) as progress:
+        return _plan_captured(request, captured, progress)
+
+
+def _plan_captured(request: CompileRequest, captured: CapturedStep, progress: Progress) -> CompiledStep:
     seconds: dict[str, float] = {}
     if request.earlier is None:
-        with _timed("passes", seconds):
+        with _timed("passes", seconds, progress):
             graph_module = run_passes(captured)
-        with _timed("dataflow", seconds):
+        with _timed("dataflow", seconds, progress):
             dataflow = build_dataflow(graph_module, captured.device, _usual_gradients(captured))
         # Nothing needs the captured graph again, and a graph is large.
         captured = replace(captured, graph_module=graph_module)
@@ -122,14 +135,20 @@ def plan_captured(request: CompileRequest, captured: CapturedStep) -> CompiledSt
         if start is None and request.earlier is not None:
             start = request.earlier.plan.order
         with (request.limit or TimeLimit(seconds_of_call)).next_plan() as time_limit:
-            memory = make_plan(problem, solver=solver, time_limit=time_limit, start=start)
+            progress.begin("order", f"{len(problem.operators):,} operators")
+            memory = make_plan(
+                problem, solver=solver, time_limit=time_limit, start=start, observer=progress.note
+            )
         disk_cache.save_plan(path, memory)
     seconds.update(memory.timings)
+    if request.runs:
+        # The first time on a machine, the allocator is compiled.
+        progress.begin("build")
     in_buffer = request.runs and request.in_buffer and arena.available(captured.device)
     begin_operator = arena.begin_operator_function(captured.device) if in_buffer else None
     emitted = EmittedStep((), (), tuple)
     if request.runs:
-        with _timed("emit", seconds):
+        with _timed("emit", seconds, progress):
             emitted = emit(dataflow, problem, memory, captured.inputs, begin_operator)
     if in_buffer:
         seconds["build"] = arena.build_seconds() or 0.0
@@ -181,7 +200,18 @@ def plan_of(step: CompiledStep, update: CompiledStep | None) -> Plan:
 
 
 @contextlib.contextmanager
-def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
+def _told(request: CompileRequest) -> Iterator[Progress]:
+    """Yield what tells the progress of a request: its caller's, or one of its own."""
+    if request.progress is not None:
+        yield request.progress
+        return
+    with Progress() as progress:
+        yield progress
+
+
+@contextlib.contextmanager
+def _timed(stage: str, seconds: dict[str, float], progress: Progress) -> Iterator[None]:
+    progress.begin(stage)
     started = time.perf_counter()
     yield
     seconds[stage] = time.perf_counter() - started

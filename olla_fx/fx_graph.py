@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
@@ -21,6 +23,88 @@ IN_BACKWARD = "in_backward"
 
 RECOMPUTED = "recomputed"
 """Key of ``node.meta``: True if a checkpoint runs the operator again to get back what it did not save."""
+
+LAYOUTS = "layouts"
+"""Key of ``node.meta`` in a graph whose sizes vary: a :class:`Layout` for each flattened item of the node's
+value, None if it is no tensor."""
+
+_SIZE = "size_"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A number that follows from the sizes of a step's inputs.
+
+    Attributes:
+        index: of its formula.
+        divisor: divides it, whatever the sizes.
+    """
+
+    index: int
+    divisor: int = field(default=1, compare=False)
+
+    @staticmethod
+    def of_name(name: str) -> Size | None:
+        """Return the number that an attribute of a graph module stands for, if it does."""
+        index = name.removeprefix(_SIZE)
+        return Size(int(index)) if name.startswith(_SIZE) and index.isdecimal() else None
+
+
+def size_name(size: Size) -> str:
+    """Return the attribute of a graph module that holds a number."""
+    return f"{_SIZE}{size.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Shape and place of a tensor whose sizes vary: numbers, and :class:`Size` for those that do.
+
+    Attributes:
+        shape: its extents.
+        stride: its element strides.
+        offset: where it begins in its storage, in elements.
+        storage_bytes: of its storage.
+        own_bytes: of its elements.
+    """
+
+    shape: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    offset: Any
+    storage_bytes: Any
+    own_bytes: Any
+
+    @property
+    def fills_storage(self) -> bool:
+        """True if it has as many bytes as its storage, whatever the sizes."""
+        return bool(self.storage_bytes == self.own_bytes)
+
+
+def layouts_agree(node: fx.Node, other: fx.Node) -> bool:
+    """Return True if two nodes of one shape and strides, here, have the same at all sizes.
+
+    Without sizes that vary it is as it is here.
+    """
+    one, two = layout_of(node), layout_of(other)
+    return one is None or two is None or (one.shape, one.stride) == (two.shape, two.stride)
+
+
+def layout_of(node: fx.Node) -> Layout | None:
+    """Return the layout of a node's one tensor; None if its sizes do not vary."""
+    layouts = node.meta.get(LAYOUTS)
+    return layouts[0] if layouts else None
+
+
+def number_argument(graph: fx.Graph, number: Any) -> Any:
+    """Return what stands for a number as an argument of a node; a :class:`Size` is an attribute."""
+    if not isinstance(number, Size):
+        return number
+    known = graph.find_nodes(op="get_attr")
+    for node in known:
+        if node.target == size_name(number):
+            return node
+    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+        return graph.create_node("get_attr", size_name(number))
+
 
 _RAISING = frozenset(
     overload

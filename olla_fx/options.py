@@ -34,6 +34,8 @@ class Options:
         cuda_graph: launch the settled step as one CUDA graph. A graph bakes Python's numbers, so optimizers
             other than SGD need ``capturable=True`` and a tensor as learning rate. If capturing fails, the
             step runs without one and says why.
+        dynamic: False makes a plan for each size of the inputs; None and True plan for all sizes once one
+            varies.
 
     Raises:
         OptionError: if a value makes no sense.
@@ -49,6 +51,7 @@ class Options:
     fallback: str = "eager"
     cache_size_limit: int = 8
     cuda_graph: bool = False
+    dynamic: bool | None = None
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -64,6 +67,9 @@ class Options:
             is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
             if limit is not None and not (is_number and limit > 0):
                 raise OptionError(f"{name} is a number above 0 or None, not {limit!r}")
+
+        if self.dynamic not in (None, True, False):
+            raise OptionError(f"dynamic is True, False or None, not {self.dynamic!r}")
 
     @property
     def changes_gradients(self) -> bool:

@@ -432,7 +432,7 @@ def takes_mask(name: str) -> bool:
 _MASK_NAMES = dict.fromkeys(
     ("classify", "fill", "generate", "translate", "encode", "match"), "attention_mask"
 ) | {"transcribe": "decoder_attention_mask"}
-_WITHOUT_MASK = frozenset(("fnet",))
+_WITHOUT_MASK = frozenset(("fnet", "nystromformer"))
 
 
 def transformers_case(name: str, mask: str | None = None) -> ModelCase:

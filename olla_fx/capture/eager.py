@@ -35,18 +35,27 @@ class FakeStep:
     """
 
     def __init__(
-        self, request: StepRequest, *, has_gradients: bool = False, questions: Questions | None = None
+        self,
+        request: StepRequest,
+        fake_mode: Any = None,
+        inputs: Sequence[torch.Tensor] = (),
+        *,
+        has_gradients: bool = False,
+        questions: Questions | None = None,
     ) -> None:
         """Copy what the step touches.
 
         Args:
             request: the step; its model and optimizer are not changed.
+            fake_mode: what the copies are made in; None for one of its own.
+            inputs: fake tensors of this mode in the place of those among the inputs; none to copy these.
             has_gradients: True if parameters that are trained have a ``.grad`` before the step.
             questions: answers what is asked of the inputs; by default the request's example does.
         """
         self.request = request
         self._questions = questions or Questions(request, asks_numbers=False)
-        self.fake_mode = torch_compat.new_fake_mode()
+        self.fake_mode = fake_mode or torch_compat.new_fake_mode()
+        given = iter(inputs)
         originals = request.modules()
         slots = tensor_slots(originals)
         self._device = plan_device(request, slots)
@@ -56,7 +65,11 @@ class FakeStep:
             self._model_copy = ModelCopy(request, slots)
             self._model_copy.put(tensors)
             self._tensors = tensors
-            self._inputs = pytree.tree_map_only(torch.Tensor, self._input, request.inputs)
+            self._inputs = pytree.tree_map_only(
+                torch.Tensor,
+                lambda tensor: next(given, None) if inputs else self._input(tensor),
+                request.inputs,
+            )
             self._layout, self._state, self._scalars = self._copy_optimizer()
             for parameter in self.parameters.values():
                 if has_gradients and parameter.requires_grad:
@@ -131,7 +144,9 @@ class FakeStep:
             torch_compat.storage_key(tensor): (None, index, tensor)
             for index, tensor in enumerate(placeholders)
         }
-        for index, output in sorted(enumerate(outputs), key=lambda pair: -pair[1].numel()):
+        for index, output in sorted(
+            enumerate(outputs), key=lambda pair: -torch_compat.hint_of(pair[1].numel())
+        ):
             size_bytes = output.numel() * output.element_size()
             if size_bytes == output.untyped_storage().nbytes() > 0:
                 bases.setdefault(torch_compat.storage_key(output), (index, None, output))
@@ -208,7 +223,7 @@ def _alias(
         placeholder,
         tuple(output.shape),
         output.stride(),
-        int(output.storage_offset() - tensor.storage_offset()),
+        output.storage_offset() - tensor.storage_offset(),
         output is tensor,
         tensor.requires_grad and not output.requires_grad,
     )

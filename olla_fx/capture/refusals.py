@@ -6,7 +6,7 @@ import contextlib
 import pickle
 import random
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,6 +16,7 @@ from torch import fx, nn
 
 from olla_fx import torch_compat
 from olla_fx.errors import CaptureError
+from olla_fx.guards import Role, StepInput
 
 REWRITE = "Rewrite that part with torch.where or fixed shapes"
 """What to do about control flow that depends on data."""
@@ -42,6 +43,26 @@ def refuse_effects(graph_module: fx.GraphModule, expected: int) -> None:
             f"the model calls {effects[0] if effects else 'an operator with side effects'}, whose side "
             "effect (raising on bad data, say) a captured step cannot keep; move that part out of the model"
         )
+
+
+def refuse_new_layouts(
+    inputs: Sequence[StepInput], before: Sequence[Hashable], after: Sequence[Hashable]
+) -> None:
+    """Refuse a step that changes the shape or the memory of a tensor that it is given.
+
+    Args:
+        inputs: what the tensors are.
+        before: their layouts (:func:`olla_fx.torch_compat.layout_in_trace`) when the step began.
+        after: when it ended.
+    """
+    for item, old, new in zip(inputs, before, after, strict=True):
+        if old != new:
+            name = f"input {item.name}" if item.role is Role.EXAMPLE else f"{item.role.value} {item.name!r}"
+            raise CaptureError(
+                f"the step gives {name} another shape or other memory (t_, resize_, set_, .data), which a "
+                "captured step would not repeat: make a new view of it (y = x.t() instead of x.t_()), or "
+                "write into it (copy_, mul_)"
+            )
 
 
 _ONE_TYPE = frozenset(

@@ -18,6 +18,7 @@ from torch import fx
 
 from olla_fx import torch_compat
 from olla_fx.capture.eager import FakeStep
+from olla_fx.capture.formulas import Formulas, generalize, signatures_of
 from olla_fx.capture.late_numbers import fingerprint, refuse_other_graph
 from olla_fx.capture.model_copy import refuse_side_effects
 from olla_fx.capture.questions import Questions
@@ -31,7 +32,8 @@ from olla_fx.capture.refusals import (
     refuse_mixed_types,
 )
 from olla_fx.capture.tracing import Tracing
-from olla_fx.capture.types import CapturedStep, OutputLayout, StepRequest
+from olla_fx.capture.types import CapturedFamily, CapturedStep, OutputLayout, StepRequest
+from olla_fx.capture.varying import Symbols
 from olla_fx.errors import CaptureError
 from olla_fx.guards import Mode, Role, StepInput
 from olla_fx.torch_compat import pytree
@@ -81,13 +83,17 @@ def _captured(request: StepRequest, questions: Questions) -> CapturedStep:
         tracing, graph_module = _trace(request, frozenset(tracing.without_gradient), questions)
     if tracing.outputs is None:
         raise CaptureError(f"{type(request.model).__name__} returned nothing that can be captured")
+    family = (
+        None if tracing.symbols is None else _family(tracing, tracing.symbols, tracing.outputs, graph_module)
+    )
+    outputs = tracing.outputs if family is None else tracing.outputs.with_numbers(torch_compat.hint_of)
     update_graph = _trace_update(tracing) if request.runs_in_micro_batches else None
     captured = CapturedStep(
         mode=request.mode,
         graph_module=graph_module,
         inputs=tuple(tracing.inputs),
         written=_written(graph_module, tracing.inputs) | _written(update_graph, tracing.inputs),
-        outputs=tracing.outputs,
+        outputs=outputs,
         differentiable=tracing.differentiable,
         gradients=tracing.gradients,
         gradient_tangents=_tangents_of_gradients(graph_module, tracing),
@@ -98,6 +104,8 @@ def _captured(request: StepRequest, questions: Questions) -> CapturedStep:
         reads=tracing.baked_values(),
         device=tracing.device,
         questions=questions.asked,
+        signatures=signatures_of(graph_module.graph) if family is None else (),
+        family=family,
     )
     if request.late is not None:
         refuse_other_graph(captured, request.late)
@@ -120,6 +128,22 @@ def _refuse_written_questions(captured: CapturedStep) -> None:
                 "that input in each micro-batch, which may change the answer for the next one. Let it write "
                 "to a copy, or accumulate gradients in a loop of your own"
             )
+
+
+def _family(
+    tracing: Tracing, symbols: Symbols, outputs: OutputLayout, graph_module: fx.GraphModule
+) -> CapturedFamily:
+    """Generalize a graph that was traced with symbolic sizes."""
+    formulas = Formulas(symbols)
+    generalize(graph_module, formulas)
+    inputs = {
+        index: (tuple(map(formulas.of, tensor.shape)), tuple(map(formulas.of, tensor.stride())))
+        for index, (tensor, item) in enumerate(zip(tracing.flat_arguments, tracing.inputs, strict=True))
+        if item.role in (Role.EXAMPLE, Role.TANGENT)
+    }
+    answer = outputs.with_numbers(formulas.of)
+    conditions = formulas.conditions(torch_compat.guards_of(tracing.fake_mode))
+    return CapturedFamily(symbols.varying, formulas.compiled(), conditions, inputs, answer)
 
 
 def _trace(

@@ -31,8 +31,9 @@ from olla_fx.capture.inputs import Constant, tensor_slots
 from olla_fx.capture.late_numbers import LateTracing
 from olla_fx.capture.model_copy import ModelCopy
 from olla_fx.capture.questions import Questions
-from olla_fx.capture.refusals import explained
+from olla_fx.capture.refusals import explained, refuse_new_layouts
 from olla_fx.capture.types import OutputAlias, OutputLayout, StepRequest, plan_device
+from olla_fx.capture.varying import Symbols, layout_in_extents
 from olla_fx.errors import CaptureError
 from olla_fx.guards import (
     WANTS_GRADIENT,
@@ -70,6 +71,7 @@ class Tracing:
         state: of the optimizer, by parameter and key.
         device: where everything lives.
         example_leaves: for each leaf of the example, its index among the arguments, or the constant.
+        symbols: the sizes of inputs that are symbols, if any are.
     """
 
     def __init__(self, request: StepRequest, unused: frozenset[str], questions: Questions) -> None:
@@ -84,6 +86,7 @@ class Tracing:
         self._questions = questions
         self.unused = unused
         self.fake_mode = torch_compat.new_fake_mode()
+        self.symbols = None if request.varying is None else Symbols.new(request.varying, self.fake_mode)
         self._originals = request.modules()
         self.slots = tensor_slots(self._originals)
         self.model_copy = ModelCopy(request, self.slots)
@@ -122,10 +125,17 @@ class Tracing:
         tensor: torch.Tensor = slot.table(self._originals[slot.owner])[slot.key]
         return tensor
 
-    def _add(self, role: Role, name: str, spec: TensorSpec, batch: TensorSpec | None = None) -> torch.Tensor:
+    def _add(
+        self,
+        role: Role,
+        name: str,
+        spec: TensorSpec,
+        batch: TensorSpec | None = None,
+        symbolic: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         step_input = StepInput(role, name, spec, batch)
         with self.fake_mode:
-            fake: torch.Tensor = step_input.stand_in(self.device)
+            fake: torch.Tensor = step_input.stand_in(self.device) if symbolic is None else symbolic
         self.inputs.append(step_input)
         self.flat_arguments.append(fake)
         return fake
@@ -178,15 +188,27 @@ class Tracing:
         leaves, self.example_spec = pytree.tree_flatten(self.request.inputs)
         self.example_leaves: list[Any] = []
         first = micro_batches(leaves, self.request.options.accumulation_steps)[0]
+        symbolic = iter(self._symbolic_examples())
         for index, (leaf, part) in enumerate(zip(leaves, first, strict=True)):
             if isinstance(leaf, torch.Tensor):
                 if leaf.requires_grad and self.request.mode is Mode.TRAINING:
                     raise CaptureError(f"input {index} {WANTS_GRADIENT}")
                 batch = None if part is leaf else TensorSpec.of(leaf)
-                self._add(Role.EXAMPLE, str(index), TensorSpec.of(part), batch)
+                self._add(Role.EXAMPLE, str(index), TensorSpec.of(part), batch, next(symbolic, None))
                 self.example_leaves.append(len(self.flat_arguments) - 1)
             else:
                 self.example_leaves.append(Constant(leaf))
+
+    def _symbolic_examples(self) -> list[torch.Tensor]:
+        """Return stand-ins with symbolic sizes for the tensors of the example, if some sizes are symbols."""
+        if self.symbols is None:
+            return []
+        leaves = [leaf for leaf in pytree.tree_leaves(self.request.inputs) if isinstance(leaf, torch.Tensor)]
+        with self.fake_mode:
+            return [
+                self.symbols.stand_in(index, TensorSpec.of(leaf)).requires_grad_(leaf.requires_grad)
+                for index, leaf in enumerate(leaves)
+            ]
 
     def _add_gradients(self) -> None:
         """Add the tensors in which gradients accumulate, each in its parameter's layout."""
@@ -198,9 +220,39 @@ class Tracing:
 
     def _add_tangents(self) -> None:
         """Add a tangent for each output that has a gradient; a first run under fake tensors tells which."""
-        eager = FakeStep(self.request, questions=self._questions)
+        symbols, seen = self.symbols, self.request.tangents_seen
+        made = self._outputs_made(is_symbolic=seen is not None and seen.has_views)
+        shapes: list[Any] = [output.shape for output in made]
+        if symbols is not None and seen is not None and not seen.has_views:
+            extents = seen.extents(symbols.varying.hints, shapes)
+            if extents is None:
+                made = self._outputs_made(is_symbolic=True)
+                shapes = [output.shape for output in made]
+            else:
+                shapes = [tuple(extent.of(symbols.sizes) for extent in shape) for shape in extents]
+        strides: Sequence[Any] = self.request.tangent_strides or [output.stride() for output in made]
+        if seen is not None:
+            layouts = zip(shapes, seen.layouts, strict=True)
+            strides = [
+                tuple(extent.of(shape) for extent in layout_in_extents(*layout)) for shape, layout in layouts
+            ]
+        for index, (output, shape, stride) in enumerate(zip(made, shapes, strides, strict=True)):
+            spec = replace(TensorSpec.of(output.detach()), shape=shape, stride=stride)
+            with self.fake_mode:
+                tangent = spec.empty(meta_as=self.device)
+            self._add(Role.TANGENT, str(index), _at_hints(spec), symbolic=tangent)
+
+    def _outputs_made(self, *, is_symbolic: bool) -> list[torch.Tensor]:
+        """Return the outputs that have a gradient and are views of nothing; note what the others are.
+
+        Args:
+            is_symbolic: True to run forward with symbols as sizes, which takes several times as long.
+        """
+        fake_mode, inputs = (self.fake_mode, self._symbolic_examples()) if is_symbolic else (None, ())
+        eager = FakeStep(self.request, fake_mode, inputs, questions=self._questions)
         with explained(self.request.model), torch.random.fork_rng(devices=[]):
             outputs = eager.forward()
+        torch_compat.forget_numbers_read(self.fake_mode)
         self.aliases = [self.late.moved(alias, len(self.slots)) for alias in eager.aliases(outputs)]
         pairs = zip(outputs, self.aliases, strict=True)
         made = [output for output, alias in pairs if alias is None and output.requires_grad]
@@ -210,9 +262,7 @@ class Tracing:
                 "parameter or input with a gradient: call it under torch.no_grad(), or let it return its "
                 "tensors in tuples, lists, dicts or classes registered with torch.utils._pytree"
             )
-        strides = self.request.tangent_strides or tuple(output.stride() for output in made)
-        for index, (output, stride) in enumerate(zip(made, strides, strict=True)):
-            self._add(Role.TANGENT, str(index), replace(TensorSpec.of(output.detach()), stride=stride))
+        return made
 
     def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """Run the whole step on its tensors; return flat copies of its results."""
@@ -220,14 +270,17 @@ class Tracing:
         pairs = zip(self.inputs, flat, strict=True)
         self._mode.give([tensor for item, tensor in pairs if item.role is Role.EXAMPLE])
         with self._mode, torch_compat.saved_tensor_hooks_in_traces():
+            held = self._with_gradients(flat)
+            before = [torch_compat.layout_in_trace(tensor) for tensor in held]
             with self.late.in_place(self.inputs, flat, self.flat_arguments):
-                results = self._step(flat)
+                results = self._step(flat, held)
+            after = [torch_compat.layout_in_trace(tensor) for tensor in held]
+            refuse_new_layouts(self.inputs, before, after)
             self._mode.draws.end_recomputation()
         self.recomputed = self._mode.recomputed
         return results
 
-    def _step(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        held = self._with_gradients(flat)
+    def _step(self, flat: Sequence[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         examples = [leaf.value if isinstance(leaf, Constant) else held[leaf] for leaf in self.example_leaves]
         arguments = pytree.tree_unflatten(examples, self.example_spec)
         names = [(step_input.role, step_input.name) for step_input in self.inputs]
@@ -407,7 +460,7 @@ class Tracing:
             elif isinstance(leaf, torch.Tensor):
                 layout.append((True, len(results)))
                 results.append(leaf.detach().clone())
-            elif isinstance(leaf, int | float | bool | str | type(None)):
+            elif isinstance(leaf, int | float | bool | str | type(None) | torch.SymInt | torch.SymFloat):
                 layout.append((False, leaf))
             else:
                 raise CaptureError(
@@ -416,3 +469,9 @@ class Tracing:
                 )
         self.outputs = OutputLayout(spec, tuple(layout))
         return results
+
+
+def _at_hints(spec: TensorSpec) -> TensorSpec:
+    """Return a description with the symbols' hints in their places."""
+    shape, stride = (tuple(map(torch_compat.hint_of, numbers)) for numbers in (spec.shape, spec.stride))
+    return replace(spec, shape=shape, stride=stride)

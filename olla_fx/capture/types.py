@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from olla_fx.capture.formulas import Signature
+from olla_fx.capture.varying import TangentsSeen, VaryingSizes
 from olla_fx.errors import CaptureError
 from olla_fx.guards import Assumptions, Mode, NumberSlot, Question, Role, TensorSlot, step_modules
 from olla_fx.options import Options
@@ -27,7 +29,7 @@ class OutputAlias:
     Attributes:
         result: index of the result that it looks into; None for an input.
         placeholder: index of the placeholder that it looks into; None for a result.
-        shape: its extents.
+        shape: its extents; numbers, like the following, but while sizes vary.
         stride: its element strides.
         offset: where it begins, in elements from the other's beginning.
         whole: True if it is the other tensor itself.
@@ -36,9 +38,9 @@ class OutputAlias:
 
     result: int | None
     placeholder: int | None
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    shape: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    offset: Any
     whole: bool
     detached: bool
 
@@ -74,6 +76,21 @@ class OutputLayout:
         """The number of the graph's results that belong to the answer."""
         return sum(is_result for is_result, _ in self.leaves)
 
+    def with_numbers(self, number: Callable[[Any], Any]) -> OutputLayout:
+        """Return the same with every number in it replaced.
+
+        Args:
+            number: gives what takes a number's place.
+        """
+        leaves: list[tuple[bool, Any]] = []
+        for is_result, leaf in self.leaves:
+            if isinstance(leaf, OutputAlias):
+                shape, stride = tuple(map(number, leaf.shape)), tuple(map(number, leaf.stride))
+                leaves.append((False, replace(leaf, shape=shape, stride=stride, offset=number(leaf.offset))))
+            else:
+                leaves.append((is_result, leaf if is_result else number(leaf)))
+        return OutputLayout(self.spec, tuple(leaves))
+
     def rebuild(self, results: Sequence[torch.Tensor], values: Sequence[Any] = ()) -> Any:
         """Return the answer with the caller's own structure.
 
@@ -92,6 +109,25 @@ class OutputLayout:
         return pytree.tree_unflatten(leaves, self.spec)
 
 
+@dataclass(frozen=True)
+class CapturedFamily:
+    """What a step that was captured with symbolic sizes is at any sizes.
+
+    Attributes:
+        varying: the sizes of the inputs.
+        formulas: gives of the sizes the value of each :class:`~olla_fx.fx_graph.Size`.
+        conditions: gives of the sizes the truth of each condition that tracing has assumed.
+        inputs: shape and stride of the placeholders that vary, by their indices.
+        outputs: the way from results to the answer.
+    """
+
+    varying: VaryingSizes
+    formulas: Callable[..., tuple[Any, ...]]
+    conditions: Callable[..., tuple[Any, ...]]
+    inputs: Mapping[int, tuple[tuple[Any, ...], tuple[Any, ...]]]
+    outputs: OutputLayout
+
+
 @dataclass(frozen=True, kw_only=True)
 class CapturedStep(Assumptions):
     """A step as one graph, and what it assumes.
@@ -107,6 +143,8 @@ class CapturedStep(Assumptions):
         questions: what Python asked about the inputs' values, in order; the graph holds for these answers.
         fingerprint: tells one captured step from another.
         update: the weight update that follows several micro-batches; it has the same placeholders.
+        signatures: what its operators do, to compare it with the same step of other sizes.
+        family: what it is at other sizes, if it was captured with sizes that vary.
     """
 
     graph_module: fx.GraphModule
@@ -119,6 +157,8 @@ class CapturedStep(Assumptions):
     questions: tuple[Question, ...] = ()
     fingerprint: bytes = b""
     update: CapturedStep | None = None
+    signatures: tuple[Signature, ...] = ()
+    family: CapturedFamily | None = None
 
     @functools.cached_property
     def tangent_strides(self) -> tuple[tuple[int, ...], ...]:
@@ -174,6 +214,8 @@ class StepRequest:
         answers: what was answered to questions about inputs before, by the keys of their recipes, where the
             inputs may have no values.
         late: numbers to bind late.
+        varying: the sizes of the inputs that are to be symbols; None for numbers.
+        tangents_seen: then, instead of ``tangent_strides``, the tangents at other sizes.
     """
 
     model: nn.Module
@@ -185,6 +227,8 @@ class StepRequest:
     tangent_strides: tuple[tuple[int, ...], ...] = ()
     answers: Mapping[str, Any] = field(default_factory=dict)
     late: LateRequest | None = None
+    varying: VaryingSizes | None = None
+    tangents_seen: TangentsSeen | None = None
 
     def modules(self) -> dict[str, nn.Module]:
         """Return all modules that the step runs, by name."""

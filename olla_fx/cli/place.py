@@ -1,16 +1,20 @@
 """``olla-fx place``: gives the spans of a file their offsets, within a capacity or as low as possible.
 
 Exit status: 0 placed, 1 nothing found within the capacity in the time, 2 bad input, 3 proven impossible; the
-last names spans that cannot fit together.
+last names spans that cannot fit together. Imports no torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
+from functools import partial
 from typing import Any
 
-from olla_fx.report import format_bytes
+from olla_fx.cli.common import check_folders, report
+from olla_fx.progress import Progress
+from olla_fx.report import format_bytes, format_table
 from olla_solvers.place.search import compilation_so_far
 from olla_solvers.placer import METHODS, place_with
 from olla_solvers.plan import Placement, Span
@@ -33,27 +37,30 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
 
 
-def run(parsed: argparse.Namespace) -> tuple[Rows, dict[str, Any], str | None]:
+def run(parsed: argparse.Namespace) -> None:
     """Place the spans of a file.
 
     Args:
         parsed: the command line.
-
-    Returns:
-        Rows for people, the JSON document, and the table where that goes to standard output.
     """
+    check_folders(parsed.json, parsed.output)
     spans = read_spans(parsed.spans, capacity_bytes=parsed.capacity)
-    placement = place_with(
-        spans,
-        solver=parsed.solver,
-        method=parsed.method,
-        capacity_bytes=parsed.capacity,
-        time_limit=parsed.time_limit,
-    )
-    if parsed.output and parsed.output != "-":
+    with Progress() as progress:
+        progress.begin("place", f"{len(spans):,} spans")
+        placement = place_with(
+            spans,
+            solver=parsed.solver,
+            method=parsed.method,
+            capacity_bytes=parsed.capacity,
+            time_limit=parsed.time_limit,
+            observer=partial(progress.note, "place"),
+        )
+    if parsed.output == "-":
+        sys.stdout.write(placement_text(spans, placement.offsets))
+        return
+    if parsed.output:
         write_placement(parsed.output, spans, placement.offsets)
-    table = placement_text(spans, placement.offsets) if parsed.output == "-" else None
-    return _rows(spans, placement), _document(spans, placement, parsed), table
+    report(format_table(_rows(spans, placement)), _document(spans, placement, parsed), parsed.json)
 
 
 def _capacity(text: str) -> int:

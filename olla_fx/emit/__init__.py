@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import fx
 
 from olla_fx.capture import StepInput
 from olla_fx.dataflow import Dataflow
-from olla_fx.emit.codegen import generated_function
+from olla_fx.emit.codegen import generated_function, with_attributes
 from olla_fx.emit.graph import reordered_graphs
 from olla_fx.fx_graph import RECOMPUTED, storages_of
 from olla_solvers.plan import MemoryPlan
@@ -29,11 +29,13 @@ class EmittedStep:
         placeholders_read: for each phase, the indices of the placeholders that it reads, other than in
             recomputations, which read what is there, as eager's do.
         write: writes the graphs of all phases.
+        numbers: attributes of the graphs that are others here, where sizes of the inputs vary.
     """
 
     functions: tuple[Callable[..., Any], ...]
     placeholders_read: tuple[frozenset[int], ...]
     write: Callable[[], tuple[fx.GraphModule, ...]]
+    numbers: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def phases(self) -> tuple[fx.GraphModule, ...]:
@@ -42,6 +44,15 @@ class EmittedStep:
         Functions alone run a step, and a graph takes several times their memory.
         """
         return self.write()
+
+    def with_numbers(self, numbers: Mapping[str, Any]) -> EmittedStep:
+        """Return the same code for other sizes of the inputs.
+
+        Args:
+            numbers: attributes of the graphs.
+        """
+        functions = tuple(with_attributes(function, numbers) for function in self.functions)
+        return replace(self, functions=functions, numbers=numbers)
 
 
 def emit(

@@ -8,7 +8,7 @@ is looked up once. Graph modules are for printing, recording and reading; the fu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
 
@@ -44,3 +44,25 @@ def generated_function(graph: fx.Graph, constants: nn.Module) -> Callable[..., A
     names: dict[str, Any] = {**written.globals, **operators}
     exec(compile(code, "<planned step>", "exec"), names)
     return MethodType(names["forward"], constants)
+
+
+class _Attributes:
+    """What generated code reads as attributes, with other numbers."""
+
+    def __init__(self, constants: object, numbers: Mapping[str, Any]) -> None:
+        self.__dict__.update(numbers)
+        self._constants = constants
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._constants, name)
+
+
+def with_attributes(function: Callable[..., Any], numbers: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a generated function that reads other numbers.
+
+    Args:
+        function: from :func:`generated_function`.
+        numbers: by the attribute's name.
+    """
+    method: Any = function
+    return MethodType(method.__func__, _Attributes(method.__self__, numbers))

@@ -148,6 +148,10 @@ class Prologue:
         """
         return self._exact.changed_numbers(are_wanted)
 
+    def fits(self) -> bool:
+        """Return True if the plan fits the model as it is now."""
+        return self._exact.why_not() is None
+
     def lost(self) -> str | None:
         """Return which module or tensor the model no longer has, so that the plan will never fit again."""
         return self._exact.lost()

@@ -6,7 +6,7 @@ from torch import fx
 
 from olla_fx import operators, torch_compat
 from olla_fx.capture import CapturedStep, Mode
-from olla_fx.fx_graph import IN_BACKWARD, RECOMPUTED
+from olla_fx.fx_graph import IN_BACKWARD, LAYOUTS, RECOMPUTED, Size, size_name
 from olla_fx.passes.boundary import mark_boundary
 from olla_fx.passes.cleanup import (
     drop_dead_copies,
@@ -22,7 +22,7 @@ from olla_fx.torch_compat import OpOverload, schema_of
 
 __all__ = ["run_passes"]
 
-_KEPT = frozenset({"val", IN_BACKWARD, RECOMPUTED})
+_KEPT = frozenset({"val", IN_BACKWARD, RECOMPUTED, LAYOUTS})
 
 
 def run_passes(captured: CapturedStep) -> fx.GraphModule:
@@ -34,13 +34,19 @@ def run_passes(captured: CapturedStep) -> fx.GraphModule:
     """
     root = captured.graph_module
     graph = _copy_of(root.graph)
+    if captured.family is not None:
+        numbers = captured.family.formulas(*captured.family.varying.hints)
+        for index, number in enumerate(numbers):
+            setattr(root, size_name(Size(index)), number)
     drop_output_copies(graph)
     use_scalars_directly(graph, captured.inputs)
     drop_identities(graph)
-    drop_dead_copies(graph, captured.outputs.results if captured.mode is Mode.AUTOGRAD else 0)
-    if captured.device.type == "cpu":
-        use_dropout_without_temporaries(graph)
-    reinplace_updates(graph)
+    # Passes decide by the numbers at the hints, and ask themselves whether they would at other sizes, too.
+    with torch_compat.sizes_unguarded(node.meta.get("val") for node in graph.nodes):
+        drop_dead_copies(graph, captured.outputs.results if captured.mode is Mode.AUTOGRAD else 0)
+        if captured.device.type == "cpu":
+            use_dropout_without_temporaries(graph)
+        reinplace_updates(graph)
     graph.eliminate_dead_code(_has_effect)
     propagate_fake_tensors(root, graph, captured.inputs, captured.device)
     if captured.mode is Mode.AUTOGRAD and mark_boundary(graph, captured.inputs, captured.outputs.results):

@@ -17,14 +17,18 @@ import torch
 from torch import fx
 
 from olla_fx.capture import Role, StepInput
+from olla_fx.errors import CaptureError
 from olla_fx.fx_graph import (
     IN_BACKWARD,
+    LAYOUTS,
     ancestors,
     descendants,
     draws_random_numbers,
     end_of_backward,
     forward_backward_boundary,
     is_free,
+    layout_of,
+    layouts_agree,
     storages_of,
     written_arguments,
 )
@@ -87,8 +91,19 @@ def _read_updates_from_the_caller(graph: fx.Graph, placeholders: Sequence[fx.Nod
             continue
         updated = by_storage.get(storage_key(value))
         old = None if updated is None else updated.meta["val"]
-        if old is not None and (value.shape, value.stride()) == (old.shape, old.stride()):
+        same = old is not None and (value.shape, value.stride()) == (old.shape, old.stride())
+        if updated is not None and same and layouts_agree(node, updated):
             node.replace_all_uses_with(updated)
+
+
+def _note_layout(copy: fx.Node, source: fx.Node) -> None:
+    """Note the layout of a copy, if sizes vary."""
+    layout = layout_of(source)
+    if layout is None:
+        return
+    if not layout.fills_storage:
+        raise CaptureError(f"the layout of a copy of {source.name} at other sizes is not known")
+    copy.meta[LAYOUTS] = [layout]
 
 
 def _keep_old_values(graph: fx.Graph, forward: set[fx.Node]) -> bool:
@@ -110,6 +125,7 @@ def _keep_old_values(graph: fx.Graph, forward: set[fx.Node]) -> bool:
                     with graph.inserting_after(source):
                         kept = graph.call_function(aten.clone.default, (source,))
                     kept.meta["val"] = source.meta["val"].clone()
+                    _note_layout(kept, source)
                     forward.add(kept)
                     node.replace_input_with(source, kept)
                     copied = True

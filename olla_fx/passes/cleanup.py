@@ -15,7 +15,7 @@ from torch import fx
 
 from olla_fx import operators
 from olla_fx.capture import Role, StepInput
-from olla_fx.fx_graph import storages_of
+from olla_fx.fx_graph import layouts_agree, storages_of
 from olla_fx.torch_compat import storage_key
 
 aten = torch.ops.aten
@@ -114,8 +114,10 @@ def drop_dead_copies(graph: fx.Graph, given_early: int = 0) -> int:
         copied, original = node.meta.get("val"), source.meta.get("val")
         if not isinstance(copied, torch.Tensor) or not isinstance(original, torch.Tensor):
             continue
-        is_whole = copied.stride() == original.stride() and (
-            copied.untyped_storage().nbytes() >= original.untyped_storage().nbytes()
+        is_whole = (
+            copied.stride() == original.stride()
+            and copied.untyped_storage().nbytes() >= original.untyped_storage().nbytes()
+            and layouts_agree(node, source)
         )
         if is_whole and storage_key(copied) not in returned and storage_key(original) not in static | given:
             node.replace_all_uses_with(source)

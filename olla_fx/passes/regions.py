@@ -2,18 +2,19 @@
 
 ``gates.chunk(3, 1)`` gives three views of one storage that share no element, so that the first may be
 overwritten while the others are still to be read. Two views are disjoint if, without the dimensions whose
-strides are multiples of a common row length, they lie in different columns of that row.
+strides are multiples of a common row length, they lie in different columns of that row. Where sizes vary,
+that must follow from what does not.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 import torch
 from torch import fx
 
-from olla_fx.fx_graph import is_free
+from olla_fx.fx_graph import LAYOUTS, Layout, Size, is_free
 from olla_fx.torch_compat import pytree, storage_key
 
 
@@ -26,22 +27,56 @@ class Region:
         offset_bytes: of the first element.
         extents: size and stride in bytes of every dimension with more than one element, and of the
             bytes of one element.
+        varying: the numbers that vary, in elements: dimension (0 for the offset), 0 for its size and 1 for
+            its stride, and the number.
     """
 
     storage: int
     offset_bytes: int
     extents: tuple[tuple[int, int], ...]
+    varying: tuple[tuple[int, int, Size], ...] = ()
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Region:
-        """Return the region of a tensor that is not empty."""
+    def of(cls, tensor: torch.Tensor, layout: Layout | None = None) -> Region:
+        """Return the region of a tensor that is not empty, with the given layout if sizes vary."""
         item = tensor.element_size()
-        pairs = zip(tensor.shape, tensor.stride(), strict=True)
+        pairs = list(zip(tensor.shape, tensor.stride(), strict=True))
         extents = tuple((size, stride * item) for size, stride in pairs if size != 1)
-        return cls(storage_key(tensor), int(tensor.storage_offset()) * item, ((item, 1), *extents))
+        varying: list[tuple[int, int, Size]] = []
+        if layout is not None:
+            formulas = [
+                pair
+                for pair, (size, _) in zip(zip(layout.shape, layout.stride, strict=True), pairs, strict=True)
+                if size != 1
+            ]
+            numbers = [(0, 0, layout.offset)]
+            numbers += [
+                (1 + index, kind, pair[kind]) for index, pair in enumerate(formulas) for kind in (0, 1)
+            ]
+            varying = [number for number in numbers if isinstance(number[2], Size)]
+        return cls(
+            storage_key(tensor), int(tensor.storage_offset()) * item, ((item, 1), *extents), tuple(varying)
+        )
+
+    def _holds_in_rows(self, row_bytes: int) -> bool:
+        """Return True if the columns in rows of a length are the same at all sizes.
+
+        The offset and the strides that vary must be multiples of it, and sizes vary in such dimensions only.
+        """
+        item = self.extents[0][0]
+        for index, kind, size in self.varying:
+            is_multiple = size.divisor * item % row_bytes == 0
+            if kind == 0 and index > 0:
+                strides = [other for at, of, other in self.varying if (at, of) == (index, 1)]
+                is_multiple = bool(strides) or self.extents[index][1] % row_bytes == 0
+            if not is_multiple:
+                return False
+        return True
 
     def columns(self, row_bytes: int) -> tuple[int, int] | None:
         """Return the half-open interval of columns in rows of a length; None if it crosses a row's end."""
+        if not self._holds_in_rows(row_bytes):
+            return None
         width = 1 + sum((size - 1) * stride for size, stride in self.extents if stride % row_bytes)
         start = self.offset_bytes % row_bytes
         return (start, start + width) if start + width <= row_bytes else None
@@ -54,8 +89,14 @@ class Region:
             region.offset_bytes + sum((size - 1) * stride for size, stride in region.extents)
             for region in (self, other)
         )
-        rows = {stride for region in (self, other) for _, stride in region.extents if stride > 1}
-        for row_bytes in (everything, *sorted(rows)):
+        rows = {
+            stride
+            for region in (self, other)
+            for index, (_, stride) in enumerate(region.extents)
+            if stride > 1 and not any((at, kind) == (index, 1) for at, kind, _ in region.varying)
+        }
+        whole = () if self.varying or other.varying else (everything,)
+        for row_bytes in (*whole, *sorted(rows)):
             left, right = self.columns(row_bytes), other.columns(row_bytes)
             if left and right and (left[1] <= right[0] or right[1] <= left[0]):
                 return False
@@ -72,7 +113,7 @@ class Regions:
 
     def __init__(self, graph: fx.Graph) -> None:
         """Read them off the fake values of a propagated graph."""
-        self._moved: dict[int, tuple[int, int]] = {}
+        self._moved: dict[int, tuple[int, int, tuple[tuple[int, int, Size], ...]]] = {}
         self._nodes: dict[int, list[fx.Node]] = {}
         self._kept: set[int] = set()
         self.position: dict[fx.Node, int] = {}
@@ -91,14 +132,21 @@ class Regions:
         Empty tensors have none, nor have those of unknown size, which the dataflow refuses.
         """
         leaves = pytree.tree_leaves(node.meta.get("val"))
-        return [self._present(Region.of(leaf)) for leaf in leaves if has_known_elements(leaf)]
+        layouts = node.meta.get(LAYOUTS) or [None] * len(leaves)
+        return [
+            self._present(Region.of(leaf, layout))
+            for leaf, layout in zip(leaves, layouts, strict=False)
+            if has_known_elements(leaf)
+        ]
 
     def _present(self, region: Region) -> Region:
-        storage, offset_bytes = region.storage, region.offset_bytes
-        while storage in self._moved:
-            storage, shift_bytes = self._moved[storage]
-            offset_bytes += shift_bytes
-        return Region(storage, offset_bytes, region.extents)
+        while region.storage in self._moved:
+            storage, shift_bytes, varying = self._moved[region.storage]
+            offset_bytes = region.offset_bytes + shift_bytes
+            region = replace(
+                region, storage=storage, offset_bytes=offset_bytes, varying=(*region.varying, *varying)
+            )
+        return region
 
     def is_kept(self, node: fx.Node) -> bool:
         """Return True if a node lies in a storage of the caller's, or in one that is returned."""
@@ -117,7 +165,8 @@ class Regions:
     def move(self, node: fx.Node, target: fx.Node) -> None:
         """Note that a node's one tensor now lies where ``target``'s does; both have the same strides."""
         (source,), (place,) = self.of(node), self.of(target)
-        self._moved[source.storage] = place.storage, place.offset_bytes - source.offset_bytes
+        varying = tuple(number for region in (source, place) for number in region.varying if number[0] == 0)
+        self._moved[source.storage] = place.storage, place.offset_bytes - source.offset_bytes, varying
         self._nodes.setdefault(place.storage, []).extend(self._nodes.pop(source.storage))
 
     def add(self, node: fx.Node, value: torch.Tensor, position: int) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from olla_fx import torch_compat
-from olla_fx.fx_graph import draws_random_numbers
+from olla_fx.fx_graph import LAYOUTS, draws_random_numbers, layout_of, layouts_agree, number_argument
 from olla_fx.passes.in_place_forms import in_place_form, is_element_wise, out_form, write_over
 from olla_fx.passes.regions import Regions, has_known_elements
 from olla_fx.torch_compat import pytree
@@ -93,7 +93,8 @@ def _same_layout(node: fx.Node, target: fx.Node) -> bool:
     same = result.shape == old.shape and result.dtype == old.dtype and result.stride() == old.stride()
     size_bytes = result.numel() * result.element_size()
     filled = result.untyped_storage().nbytes() == old.untyped_storage().nbytes() == size_bytes
-    return same and filled and not result.is_complex()
+    always = all(layout is None or layout.fills_storage for layout in map(layout_of, (node, target)))
+    return same and filled and always and layouts_agree(node, target) and not result.is_complex()
 
 
 def _arguments_agree(node: fx.Node, target: fx.Node) -> bool:
@@ -107,9 +108,16 @@ def _arguments_agree(node: fx.Node, target: fx.Node) -> bool:
         return [stride for size, stride in pairs if size != 1]
 
     old = target.meta["val"]
-    values = [argument.meta.get("val") for argument in node.all_input_nodes]
-    of_shape = [value for value in values if has_known_elements(value) and value.shape == old.shape]
-    return all(strides(value) == strides(old) or 0 in strides(value) for value in of_shape)
+    values = [(argument, argument.meta.get("val")) for argument in node.all_input_nodes]
+    of_shape = [
+        (argument, value)
+        for argument, value in values
+        if has_known_elements(value) and value.shape == old.shape
+    ]
+    return all(
+        (strides(value) == strides(old) and layouts_agree(argument, target)) or 0 in strides(value)
+        for argument, value in of_shape
+    )
 
 
 def _may_overwrite(node: fx.Node, target: fx.Node, regions: Regions, until: fx.Node | None = None) -> bool:
@@ -182,10 +190,13 @@ def _is_value_of_target(copy: fx.Node, target: fx.Node, value: fx.Node) -> bool:
 
 def _copy_into_new_tensor(copy: fx.Node, regions: Regions) -> None:
     value = copy.meta["val"]
+    layout = layout_of(copy)
+    shape, stride = (value.shape, value.stride()) if layout is None else (layout.shape, layout.stride)
+    numbers = [[number_argument(copy.graph, number) for number in row] for row in (shape, stride)]
     with copy.graph.inserting_before(copy):
-        target = copy.graph.call_function(
-            aten.new_empty_strided.default, (copy.args[0], list(value.shape), list(value.stride()))
-        )
+        target = copy.graph.call_function(aten.new_empty_strided.default, (copy.args[0], *numbers))
+    if layout is not None:
+        target.meta[LAYOUTS] = [layout]
     regions.add(target, value, regions.position[copy])
     copy.update_arg(0, target)
 

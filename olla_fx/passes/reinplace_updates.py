@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from olla_fx import torch_compat
-from olla_fx.fx_graph import storages_of
+from olla_fx.fx_graph import layouts_agree, storages_of
 from olla_fx.passes.in_place_forms import in_place_form, out_form, write_over
 from olla_fx.torch_compat import pytree, storage_key
 
@@ -109,6 +109,7 @@ def _fits(node: fx.Node, previous: fx.Node, target: fx.Node) -> bool:
     if not isinstance(new, torch.Tensor) or new.is_complex():
         return False
     same = new.shape == old.shape and new.dtype == old.dtype and new.stride() == old.stride()
+    same = same and layouts_agree(node, target)
     if _mentions(node, previous) > 1 and torch.Tag.pointwise not in node.target.tags:  # type: ignore[union-attr]
         return False
     storages = {storage_key(old), *storages_of(previous.meta.get("val"))}

@@ -26,10 +26,13 @@ _TELLING = (int, float, complex, bool, str, bytes, type(None), enum.Enum, torch.
 def shows_the_model() -> bool:
     """Return True if a call is to run the model itself: something follows its operators, or changes them.
 
-    That is a model around it that is being captured or compiled, a ``torch.func`` transform, forward-mode
-    differentiation, or the caller's hooks for what is saved for backward.
+    That is a model around it that is being captured, compiled or traced, a ``torch.func`` transform,
+    forward-mode differentiation, or the caller's hooks for what is saved for backward.
     """
-    if torch.compiler.is_dynamo_compiling() or torch_compat.is_observed() or torch_compat.is_transformed():
+    # Dynamo follows the first question alone.
+    if torch.compiler.is_dynamo_compiling() or torch_compat.is_traced_by_torchscript():
+        return True
+    if torch_compat.is_observed() or torch_compat.is_transformed():
         return True
     hooked = torch_compat.saves_tensors_through_hooks()
     if hooked:
@@ -47,12 +50,12 @@ def refuse_transforms() -> None:
     """Refuse a whole training step under a transform that it cannot obey.
 
     Raises:
-        StepModeError: if ``torch.func`` or forward-mode differentiation is at work.
+        StepModeError: if ``torch.func``, forward-mode differentiation or ``torch.jit.trace`` is at work.
     """
-    if torch_compat.is_transformed():
+    if torch_compat.is_traced_by_torchscript() or torch_compat.is_transformed():
         raise StepModeError(
-            "a whole training step updates weights, and cannot be transformed by torch.func or be "
-            "differentiated in forward mode: call the model itself there"
+            "a whole training step updates weights, and cannot be transformed by torch.func, be "
+            "differentiated in forward mode or be traced by torch.jit: use the model itself there"
         )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +46,9 @@ _WARM_UPS = {"cuda": 1}
 """Runs of a plan before the one that is recorded, by the kind of device."""
 
 
+CompileAgain = Callable[[StepRecord, GradientsInBuffer], CompiledStep]
+
+
 class Executor:
     """Runs a step, and plans it again once a run was recorded.
 
@@ -56,14 +59,23 @@ class Executor:
         leaves_stuck_gradients: True if gradients that a run had left in the buffer could not be moved.
     """
 
-    def __init__(self, request: CompileRequest, step: CompiledStep, record: StepRecord | None = None) -> None:
+    def __init__(
+        self,
+        request: CompileRequest,
+        step: CompiledStep,
+        record: StepRecord | None = None,
+        compile_again: CompileAgain | None = None,
+    ) -> None:
         """Tell the device's pool of the plan; allocates nothing yet.
 
         Args:
             request: what was compiled.
             step: the result.
             record: of a run of the same operators, with whose workspaces the step was planned.
+            compile_again: plans the step with a record and for gradients in the buffer; None for the usual
+                way.
         """
+        self._compile_again = compile_again
         self._request = request
         self._pool = pool_of(step.captured.device)
         self._requests: list[PlannedRequest] | None = None
@@ -92,12 +104,20 @@ class Executor:
         """
         if self._record is None:
             raise ValueError("no run was recorded yet")
-        return Executor(self._request, self._compiled(self._record, gradients, limit), self._record)
+        step = self._compiled(self._record, gradients, limit)
+        return Executor(self._request, step, self._record, self._compile_again)
+
+    @property
+    def record(self) -> StepRecord | None:
+        """What its operators requested when it was recorded; None before."""
+        return self._record
 
     def _compiled(
         self, record: StepRecord, gradients: GradientsInBuffer, limit: TimeLimit | None
     ) -> CompiledStep:
         """Compile the step anew with what was recorded."""
+        if self._compile_again is not None:
+            return self._compile_again(record, gradients)
         dataflow = self.step.dataflow
         if dataflow.gradients != gradients:
             dataflow = build_dataflow(dataflow.graph_module, dataflow.device, gradients)
@@ -299,7 +319,9 @@ class Run:
         operators = {
             node: timesteps[node.meta["operator"]] for node in phase.graph.nodes if "operator" in node.meta
         }
-        interpreter = RecordingInterpreter(phase, operators, self.step.captured.device)
+        interpreter = RecordingInterpreter(
+            phase, operators, self.step.captured.device, self.step.emitted.numbers
+        )
         with arena.region(record=True):
             results = interpreter.run(*arguments)
         self.addresses.update(interpreter.addresses)

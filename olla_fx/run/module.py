@@ -22,7 +22,6 @@ from olla_fx.capture.questions import known_answers
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.eager.record import Recording
 from olla_fx.errors import StepInputError, StepModeError
-from olla_fx.plan import Plan
 from olla_fx.run.autograd import Pass, PlannedFunction
 from olla_fx.run.calls import (
     Call,
@@ -31,6 +30,7 @@ from olla_fx.run.calls import (
     refuse_transforms,
     shows_the_model,
 )
+from olla_fx.run.container import ContainerMethods
 from olla_fx.run.eager_step import run_in_eager
 from olla_fx.run.executor import Executor
 from olla_fx.run.micro_batches import run_micro_batches
@@ -39,11 +39,12 @@ from olla_fx.run.plan_cache import CachedPlan, Strides
 from olla_fx.run.plans import Plans
 from olla_fx.run.pool import Lease, Turn, pool_of
 from olla_fx.run.stats import StepReport, StepStats, report_on
+from olla_fx.step_plan import Plan
 from olla_fx.time_limit import TimeLimit
 from olla_fx.torch_compat import pytree
 
 
-class PlannedModule(nn.Module):
+class PlannedModule(ContainerMethods, nn.Module):
     """A planned step; :func:`olla_fx.optimize` makes it.
 
     The model's own attributes are found on it. Its own names are few: ``plan``, ``graph_module``, ``stats``,
@@ -171,10 +172,10 @@ class PlannedModule(nn.Module):
     def _differentiate(
         self, planned: CachedPlan, executor: Executor, values: list[Any], sees_gradients: bool
     ) -> Any:
-        cache = self._plans.cache
+        plans = self._plans
 
         def note_backward(strides: Strides, suited: GradientsInBuffer) -> None:
-            cache.note_gradient_strides(planned, strides)
+            plans.note_gradient_strides(planned, strides)
             planned.suited[sees_gradients] = suited
 
         # Its backward, after which the step may be planned again, is a call of its own.
@@ -214,7 +215,8 @@ class PlannedModule(nn.Module):
             stock_runs=self._stock_runs,
             eager_runs=self._plans.new_kinds.eager_calls,
             is_busy=self._turn.is_taken,
-            cached_plans=len(self._plans.cache),
+            cached_plans=len(self._plans),
+            families=self._plans.families.count,
             cache_size_limit=self._plans.cache.limit,
         )
 

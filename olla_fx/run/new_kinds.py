@@ -81,10 +81,10 @@ class NewKinds:
         self.unpaid += 1
 
     def note_use(self, uses: int) -> None:
-        """Note that a plan for later calls was used for so many times."""
+        """Note that a plan was used so many times by now; the one that ``optimize`` made counts, too."""
         self._planned_calls += self.eager_calls > 0
         if uses == USES_THAT_PAY:
-            self.unpaid -= 1
+            self.unpaid = max(0, self.unpaid - 1)
 
     def note_eager_call(self) -> bool:
         """Note that a call runs in eager; return True if it is time, once, to say why."""

@@ -13,7 +13,7 @@ leaves to it, and whether they come to an old ``.grad``: a loop may clear them b
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,10 +24,10 @@ from olla_fx.arena import RunCounts
 from olla_fx.compile import CompiledStep, plan_of
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.guards import Mismatch, Prologue
-from olla_fx.plan import Plan
 from olla_fx.run.answers import Answers
 from olla_fx.run.cuda_graph import GraphedStep
 from olla_fx.run.executor import Executor
+from olla_fx.step_plan import Plan
 from olla_fx.time_limit import TimeLimit
 
 MOST_EXECUTORS = 4
@@ -151,6 +151,10 @@ class PlanCache:
         """Return how many there are."""
         return len(self._plans)
 
+    def newest_first(self) -> Iterator[CachedPlan]:
+        """Return the plans, the one that was used last first."""
+        return iter(list(reversed(self._plans)))
+
     def fitting(
         self, key: Hashable, examples: Sequence[torch.Tensor]
     ) -> tuple[CachedPlan, list[Any]] | dict[Hashable, str]:
@@ -197,7 +201,7 @@ class PlanCache:
         return frozenset(other[:2] for other in others if other is not None)
 
     def answering(self, key: Hashable, examples: Sequence[torch.Tensor]) -> list[CachedPlan]:
-        """Return the plans for calls with such inputs that answer alike; arguments as of :meth:`heard`."""
+        """Return the plans for calls with such inputs that also answer alike; see :meth:`heard`."""
         return [plan for plan in self.alike(key) if plan.answers.other(examples) is None]
 
     def alike(self, key: Hashable) -> list[CachedPlan]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,14 +25,34 @@ from olla_fx.guards import Prologue
 from olla_fx.run.calls import Call, call_kind, what_differs
 from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
 from olla_fx.run.executor import Executor
+from olla_fx.run.families import Families, FamilyBase, structure_of
 from olla_fx.run.late_numbers import LateNumbers
 from olla_fx.run.new_kinds import NewKinds
-from olla_fx.run.plan_cache import CachedPlan, PlanCache
+from olla_fx.run.plan_cache import CachedPlan, PlanCache, Strides
 from olla_fx.time_limit import TimeLimit
 from olla_fx.torch_compat import pytree
 from olla_solvers.effort.freed_memory import return_freed_memory
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NewCall:
+    """A call that no plan fits.
+
+    Attributes:
+        call: its inputs.
+        kind: its mode, and the modules' training flags.
+        reason: why the plan of its kind that was used last does not fit; None if there is none of its kind.
+        late: the numbers to bind late, if numbers alone tell it from a planned one.
+        family_base: what plans for all sizes can be made from, if sizes alone tell it from a planned one.
+    """
+
+    call: Call
+    kind: tuple[Mode, Hashable]
+    reason: str | None
+    late: LateRequest | None
+    family_base: FamilyBase | None
 
 
 class Plans:
@@ -41,6 +61,7 @@ class Plans:
     Attributes:
         cache: those that it has.
         current: what the last planned call ran.
+        families: plans for all sizes of the inputs.
         new_kinds: the kinds of calls that have none.
         replans: the number of calls at which a step was planned again because model or optimizer changed.
     """
@@ -55,6 +76,7 @@ class Plans:
         """
         self._request = replace(request, inputs=())
         self.cache = PlanCache(request.options.cache_size_limit)
+        self.families = Families()
         self.new_kinds = NewKinds()
         self._late_numbers = LateNumbers()
         self.replans = 0
@@ -64,6 +86,10 @@ class Plans:
         self.current = self._make(call, kind, TimeLimit(request.options.time_limit, plans=0))
         # What is known of the first example says nothing about later inputs.
         self._request = replace(self._request, answers={})
+
+    def __len__(self) -> int:
+        """Return how many plans there are."""
+        return len(self.cache) + len(self.families)
 
     @property
     def falls_back(self) -> bool:
@@ -83,35 +109,47 @@ class Plans:
         """
         fitting = self.cache.fitting(call.key, call.tensors)
         if isinstance(fitting, tuple):
-            self.current, _ = fitting
-            self.new_kinds.note_use(self.current.uses)
-            return fitting
+            return self._used(fitting)
+        of_family = self.families.fitting(call.key, call.inputs, call.tensors)
+        if of_family is not None:
+            return self._used(of_family)
         kind = call_kind(self._request.model, self._request.mode, call.inputs)
-        reason = fitting.get(kind)
-        late = self._late_numbers.request(self.cache.answering(call.key, call.tensors))
-        if not self.falls_back:
-            self.current = self._make_again(call, kind, limit, reason, late)
-        elif not self._plan_new(call, kind, limit, reason, late):
-            return None
-        return self.current, self.current.prologue.gather(call.tensors)
+        new = NewCall(
+            call,
+            kind,
+            fitting.get(kind),
+            self._late_numbers.request(self.cache.answering(call.key, call.tensors)),
+            self._family_base(call, kind) if not fitting else None,
+        )
+        return self._plan_new(new, limit) if self.falls_back else self._make_again(new, limit)
 
-    def _plan_new(
-        self,
-        call: Call,
-        kind: tuple[Mode, Hashable],
-        limit: TimeLimit,
-        reason: str | None,
-        late: LateRequest | None,
-    ) -> bool:
-        """Plan a call that no plan fits if that is worth it; return False if it is to run in eager."""
-        # Calls that differ by numbers that may become inputs are one kind, whatever these are.
-        changes = self.current.prologue.changes() if late is None else late.changes
-        new_kind = call.key, kind, self.cache.heard(call.key, call.tensors)
-        if reason is None and self.cache.gradient_strides(call.key, kind):
+    def _used(self, fitting: tuple[CachedPlan, list[Any]]) -> tuple[CachedPlan, list[Any]]:
+        self.current, _ = fitting
+        self.new_kinds.note_use(self.current.uses)
+        return fitting
+
+    def _family_base(self, call: Call, kind: tuple[Mode, Hashable]) -> FamilyBase | None:
+        """Return what plans for all sizes could be made from, if the call is another one but for sizes."""
+        options = self._request.options
+        if options.dynamic is False or options.cuda_graph or options.accumulation_steps > 1:
+            return None
+        return self.families.base(call.key, kind, call.inputs, self.cache.newest_first())
+
+    def _plan_new(self, new: NewCall, limit: TimeLimit) -> tuple[CachedPlan, list[Any]] | None:
+        """Plan a call that no plan fits if that is worth it; return None if it is to run in eager."""
+        # Calls that differ by sizes or numbers that may become inputs are one kind, whatever these are.
+        changes = self.current.prologue.changes() if new.late is None else new.late.changes
+        key = new.call.key
+        new_kind = (
+            (key, new.kind, self.cache.heard(key, new.call.tensors))
+            if new.family_base is None
+            else (structure_of(key), new.kind)
+        )
+        if new.reason is None and self.cache.gradient_strides(key, new.kind):
             self.new_kinds.plans_next = True  # a known kind, whose gradients come in another layout
         if self.new_kinds.is_worth_a_plan(new_kind, changes):
             try:
-                self.current = self._make_again(call, kind, limit, reason, late)
+                planned = self._make_again(new, limit)
             except NumberNotLateError:
                 logger.info("another value of a number is another kind of call")
             except OllaError as error:
@@ -119,14 +157,14 @@ class Plans:
                 self.note_refusal(error)
             else:
                 self.new_kinds.note_plan(new_kind)
-                return True
-        logger.info("running in eager: %s", reason or "a new kind of call")
+                return planned
+        logger.info("running in eager: %s", new.reason or "a new kind of call")
         if self.new_kinds.note_eager_call():
-            why = reason or what_differs(call.key, self.current.key)
+            why = new.reason or what_differs(key, self.current.key)
             warnings.warn(
                 _settled_text(type(self._request.model).__name__, why), RuntimeWarning, stacklevel=7
             )
-        return False
+        return None
 
     def note_refusal(self, error: OllaError) -> None:
         """Warn, once for each reason, that a kind of call runs in eager."""
@@ -143,25 +181,38 @@ class Plans:
     def forget(self) -> None:
         """Forget all plans; the next call is planned."""
         self.cache.clear()
+        self.families.clear()
         self.new_kinds.forget()
         self._late_numbers = LateNumbers()
 
-    def _make_again(
-        self,
-        call: Call,
-        kind: tuple[Mode, Hashable],
-        limit: TimeLimit,
-        reason: str | None,
-        late: LateRequest | None,
-    ) -> CachedPlan:
-        """Make the plan of a later call."""
+    def _make_again(self, new: NewCall, limit: TimeLimit) -> tuple[CachedPlan, list[Any]]:
+        """Make the plan of a later call; return it and the values of its placeholders."""
+        call = new.call
         lost = self.cache.drop_lost()
         self.replans += lost
-        logger.info("planning %s", f"again: {reason}" if reason else "for a new kind of call")
+        logger.info("planning %s", f"again: {new.reason}" if new.reason else "for a new kind of call")
+        if new.family_base is not None and self._make_family(new, new.family_base, limit):
+            of_family = self.families.fitting(call.key, call.inputs, call.tensors)
+            if of_family is not None:
+                self.current, _ = of_family
+                return of_family
         # The order of another size or state is a good one to begin with.
-        planned = self._make(call, kind, limit, self.current.executor.step.plan.order, late)
-        self.replans += reason is not None and not lost
-        return planned
+        start = self.current.executor.step.plan.order
+        self.current = self._make(call, new.kind, limit, start, new.late)
+        self.replans += new.reason is not None and not lost
+        return self.current, self.current.prologue.gather(call.tensors)
+
+    def _make_family(self, new: NewCall, base: FamilyBase, limit: TimeLimit) -> bool:
+        request = CompileRequest(self._step_request(new.call, new.kind), limit=limit)
+        strides = self.cache.gradient_strides(base.plan.key, base.plan.kind)
+        made = self.families.make(base, request, self._prologue_of, strides)
+        return_freed_memory()
+        return made
+
+    def note_gradient_strides(self, planned: CachedPlan, strides: Strides) -> None:
+        """Note in which layouts a backward received its gradients."""
+        self.cache.note_gradient_strides(planned, strides)
+        self.families.note_gradient_strides(planned, strides)
 
     def _make(
         self,
@@ -172,8 +223,7 @@ class Plans:
         late: LateRequest | None = None,
     ) -> CachedPlan:
         own = self._request
-        strides = self.cache.gradient_strides(call.key, kind)
-        request = replace(own, inputs=call.inputs, mode=kind[0], tangent_strides=strides)
+        request = self._step_request(call, kind)
         compile_request = CompileRequest(request, limit=limit, start=start)
         if late is None:
             step, update = compile_step(compile_request)
@@ -183,7 +233,23 @@ class Plans:
             check_graph_request(request, step.captured.device)
         # It is compiled: what was captured of it is not needed again.
         step = replace(step, captured=replace(step.captured, update=None))
-        prologue = Prologue(
+        # Kinds of the example, not the example: a batch is large.
+        example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, call.inputs)
+        planned = CachedPlan(call.key, kind, *self._runners(step), self._prologue_of(step), example)
+        if update is not None:
+            executor, graphed = self._runners(update)
+            planned = replace(planned, update=replace(planned, executor=executor, graphed=graphed))
+        self.cache.add(planned)
+        return_freed_memory()
+        return planned
+
+    def _step_request(self, call: Call, kind: tuple[Mode, Hashable]) -> StepRequest:
+        strides = self.cache.gradient_strides(call.key, kind)
+        return replace(self._request, inputs=call.inputs, mode=kind[0], tangent_strides=strides)
+
+    def _prologue_of(self, step: CompiledStep) -> Prologue:
+        own = self._request
+        return Prologue(
             step.captured,
             own.model,
             own.loss_fn,
@@ -191,15 +257,6 @@ class Plans:
             optimizers.initial_state,
             differentiates=own.mode is Mode.AUTOGRAD and torch.is_grad_enabled(),
         )
-        # Kinds of the example, not the example: a batch is large.
-        example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, call.inputs)
-        planned = CachedPlan(call.key, kind, *self._runners(step), prologue, example)
-        if update is not None:
-            executor, graphed = self._runners(update)
-            planned = replace(planned, update=replace(planned, executor=executor, graphed=graphed))
-        self.cache.add(planned)
-        return_freed_memory()
-        return planned
 
     def _runners(self, step: CompiledStep) -> tuple[Executor, GraphedStep | None]:
         # Only the user's objects: plans are made again from the compile request, without its inputs.

@@ -54,12 +54,29 @@ class OperatorRecord:
         workspace: its scratch requests, placed.
         workspace_bytes: height of the workspace.
         persistent: (ordinal, requested bytes) of blocks that outlived it without being an array.
+        storage_bytes: for each of ``arrays``, the bytes that its tensors have.
     """
 
     arrays: tuple[tuple[int, int, int], ...]
     workspace: tuple[WorkspaceSlot, ...]
     workspace_bytes: int
     persistent: tuple[tuple[int, int], ...]
+    storage_bytes: tuple[int, ...] = ()
+
+    @property
+    def structure(self) -> tuple[tuple[int, ...], ...]:
+        """What two recordings of an operator at different sizes have in common, if they can be compared."""
+        return (
+            tuple(ordinal for ordinal, _, _ in self.arrays),
+            tuple(slot.ordinal for slot in self.workspace),
+            tuple(ordinal for ordinal, _ in self.persistent),
+        )
+
+    @property
+    def is_as_planned(self) -> bool:
+        """True if the operator requested its arrays alone, each as large as its tensors."""
+        sizes = tuple(size_bytes for _, size_bytes, _ in self.arrays)
+        return not self.workspace and not self.persistent and sizes == self.storage_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +87,12 @@ class StepRecord:
         operators: by operator name.
         unallocated: arrays for which the operator requested no memory: their storage is not the one that the
             fake tensors have, so no plan for them is valid.
+        is_predicted: True if no such run was recorded: it follows from runs at other sizes.
     """
 
     operators: Mapping[str, OperatorRecord]
     unallocated: tuple[str, ...]
+    is_predicted: bool = False
 
 
 class RecordingInterpreter(fx.Interpreter):
@@ -83,7 +102,11 @@ class RecordingInterpreter(fx.Interpreter):
     """
 
     def __init__(
-        self, graph_module: fx.GraphModule, operators: Mapping[fx.Node, int], device: torch.device
+        self,
+        graph_module: fx.GraphModule,
+        operators: Mapping[fx.Node, int],
+        device: torch.device,
+        numbers: Mapping[str, Any],
     ) -> None:
         """Prepare a run.
 
@@ -92,11 +115,17 @@ class RecordingInterpreter(fx.Interpreter):
             operators: timestep of each operator node.
             device: the device whose addresses are noted. Kernels return some numbers on the host that fake
                 tensors have on the device, such as attention's random seed.
+            numbers: attributes of the graph module that are others in this run.
         """
         super().__init__(graph_module, garbage_collect_values=True)
         self._operators = operators
         self._device = device
+        self._numbers = numbers
         self.addresses: dict[int, list[Address | None]] = {}
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Return a number, or a constant of the graph."""
+        return self._numbers[target] if target in self._numbers else super().get_attr(target, args, kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node; note the addresses of an operator's results."""
@@ -134,7 +163,7 @@ def read_recording(
     unallocated: list[str] = []
     for timestep, name in enumerate(order):
         arrays = _arrays_by_address(dataflow, index[name], addresses.get(timestep, ()))
-        record, missing = _read_operator(timestep, by_operator[timestep], arrays, dataflow.alignment_bytes)
+        record, missing = _read_operator(timestep, by_operator[timestep], arrays, dataflow)
         records[name] = record
         unallocated.extend(dataflow.problem.arrays[array].name for array in missing)
     return StepRecord(records, tuple(unallocated))
@@ -152,7 +181,7 @@ def _arrays_by_address(
 
 
 def _read_operator(
-    timestep: int, requests: Sequence[RecordedRequest], produced: Mapping[Address, int], alignment_bytes: int
+    timestep: int, requests: Sequence[RecordedRequest], produced: Mapping[Address, int], dataflow: Dataflow
 ) -> tuple[OperatorRecord, list[int]]:
     arrays: dict[int, tuple[int, int, int]] = {}
     scratch: list[RecordedRequest] = []
@@ -168,9 +197,11 @@ def _read_operator(
             scratch.append(request)
         else:
             persistent.append((request.ordinal, request.size_bytes))
-    slots, height_bytes = _place_workspace(scratch[::-1], alignment_bytes)
+    slots, height_bytes = _place_workspace(scratch[::-1], dataflow.alignment_bytes)
     missing = [array for array in produced.values() if array not in arrays]
-    record = OperatorRecord(tuple(sorted(arrays.values())), slots, height_bytes, tuple(sorted(persistent)))
+    requested = tuple(sorted(arrays.values()))
+    storage_bytes = tuple(dataflow.storage_bytes[array] for _, _, array in requested)
+    record = OperatorRecord(requested, slots, height_bytes, tuple(sorted(persistent)), storage_bytes)
     return record, missing
 
 

@@ -19,9 +19,9 @@ from olla_fx.compile import CompiledStep
 from olla_fx.eager.baseline import Signature, baseline_from_events, operator_signature
 from olla_fx.eager.record import Recording
 from olla_fx.errors import RecordingError
-from olla_fx.plan import Plan
 from olla_fx.report import format_table
 from olla_fx.run.cuda_graph import GraphedStep
+from olla_fx.step_plan import Plan
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class StepStats:
         eager_runs: the number of calls that the model itself ran, since no plan was there for them.
         is_busy: True if the buffer holds such activations now.
         cached_plans: the number of plans that the module keeps.
-        cache_size_limit: the number of plans that it may keep.
+        cache_size_limit: the number of plans that it may keep, beside those of families.
+        families: the number of graphs that were captured once for all sizes of their inputs.
     """
 
     binding: Binding
@@ -54,6 +55,7 @@ class StepStats:
     is_busy: bool
     cached_plans: int
     cache_size_limit: int
+    families: int
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,11 @@ def is_observed() -> bool:
     return bool(torch._C._len_torch_dispatch_stack())
 
 
+def is_traced_by_torchscript() -> bool:
+    """Return True if ``torch.jit.trace`` records what this thread calls."""
+    return torch._C._is_tracing()
+
+
 def is_transformed() -> bool:
     """Return True if ``torch.func`` (``vmap``, ``grad``) or forward-mode differentiation is on."""
     in_transform = torch._C._functorch.peek_interpreter_stack() is not None

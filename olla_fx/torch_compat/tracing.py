@@ -25,6 +25,7 @@ from torch.utils import checkpoint as _checkpoint
 
 from olla_fx.torch_compat.composite import composite_operators_as_in_eager
 from olla_fx.torch_compat.patches import PATCHING
+from olla_fx.torch_compat.tensors import storage_key
 
 _NO_STACK_TRACES = "do_not_emit_stack_traces"
 
@@ -82,6 +83,17 @@ def trace_functional(
     if graph_module.graph.eliminate_dead_code():
         graph_module.recompile()
     return graph_module
+
+
+def layout_in_trace(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what a function that :func:`trace_functional` traces may change of a tensor beside its values.
+
+    Its size, strides and offset, by ``t_`` or ``resize_``, and its storage, by ``set_`` or ``tensor.data =``:
+    functionalisation computes with the new ones and leaves the tensor outside as it was.
+    """
+    elem = tensor.elem if isinstance(tensor, _functional_tensor.FunctionalTensor) else tensor
+    has_new_storage = elem is not tensor and torch._functionalize_was_storage_changed(elem)
+    return (tensor.size(), tensor.stride(), tensor.storage_offset(), storage_key(tensor), has_new_storage)
 
 
 _FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)

@@ -26,7 +26,7 @@ from types import MappingProxyType
 from olla_solvers.baselines.caching_allocator import replay
 from olla_solvers.baselines.smartpool import birth_first_fit, size_best_fit, size_first_fit
 from olla_solvers.effort.patience import Patience
-from olla_solvers.effort.progress import ProgressLog
+from olla_solvers.effort.progress import Observer, ProgressLog
 from olla_solvers.errors import NoSolutionError, ProblemError, SolverUnavailableError
 from olla_solvers.ilp import backends
 from olla_solvers.infeasible.irreducible import refuse_impossible, refuse_proven
@@ -56,6 +56,7 @@ def place_with(
     capacity_bytes: Bytes | None = None,
     solver: str = "auto",
     time_limit: float | None = None,
+    observer: Observer | None = None,
 ) -> Placement:
     """Place spans by a named method, as low as it does or within a capacity.
 
@@ -66,6 +67,7 @@ def place_with(
         solver: as for :func:`olla_solvers.place.place`.
         time_limit: seconds for everything beyond the heuristics; None for at most about 30. Compiling the
             search, which happens here and once on a machine, is not counted.
+        observer: hears of lower placements by heuristics and programs while placing goes on.
 
     Returns:
         Offsets, their height and the bound on it.
@@ -82,7 +84,9 @@ def place_with(
         raise ProblemError(f"unknown method {method!r} of placement; one of {', '.join(METHODS)}")
     backends.check_options(solver, time_limit)
     patience = Patience.until(time.monotonic() + (DEFAULT_SECONDS if time_limit is None else time_limit))
-    task = Task.checked(spans, solver=solver, patience=patience, capacity_bytes=capacity_bytes)
+    task = Task.checked(
+        spans, solver=solver, patience=patience, capacity_bytes=capacity_bytes, observer=observer
+    )
     if time_limit is None:
         task = replace(task, effort=replace(task.effort, work=DEFAULT_WORK))
     if capacity_bytes is not None:

@@ -9,12 +9,15 @@ One time limit covers all of it; without one, effort follows what can still be g
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
 
 from olla_solvers.analysis import peak_bytes
 from olla_solvers.effort.freed_memory import return_freed_memory
 from olla_solvers.effort.patience import Patience
+from olla_solvers.effort.progress import Improvement, Observer
 from olla_solvers.ilp import backends
 from olla_solvers.order import order_patiently
 from olla_solvers.order.alternatives import orders_of_peak
@@ -28,6 +31,9 @@ from olla_solvers.validate import validate
 ORDER_SHARE = 0.65
 """Of the time limit, what ordering may take; placing has all that ordering leaves."""
 
+StageObserver: TypeAlias = Callable[[str, Improvement], None]
+"""Hears of each improvement while planning goes on, with its stage: ``order`` or ``place``."""
+
 
 def make_plan(
     problem: Problem,
@@ -36,6 +42,7 @@ def make_plan(
     time_limit: float | None = None,
     schedule: Schedule | None = None,
     start: Sequence[str] | None = None,
+    observer: StageObserver | None = None,
 ) -> MemoryPlan:
     """Order a problem's operators, place its arrays and workspaces, and check the result.
 
@@ -46,6 +53,7 @@ def make_plan(
             see :mod:`olla_solvers.effort.patience`.
         schedule: an order found before, which is kept; None to find one.
         start: the operators' names in an order known from a similar problem, to begin from.
+        observer: hears of each improvement while planning goes on.
 
     Returns:
         The plan, which has passed :func:`~olla_solvers.validate.validate`.
@@ -60,15 +68,27 @@ def make_plan(
     patience = Patience.of(time_limit, insists=named)
     keeps_order = named or schedule is not None
     if schedule is None:
-        schedule = order_patiently(problem, patience.part(ORDER_SHARE), solver=solver, start=start)
-    plan = _place(problem, schedule, patience, solver, keeps_order=keeps_order)
+        part, observe = patience.part(ORDER_SHARE), _of_stage("order", observer)
+        schedule = order_patiently(problem, part, solver=solver, start=start, observer=observe)
+    observe = _of_stage("place", observer)
+    plan = _place(problem, schedule, patience, solver, observe, keeps_order=keeps_order)
     validate(problem, plan)
     return_freed_memory()
     return plan
 
 
+def _of_stage(stage: str, observer: StageObserver | None) -> Observer | None:
+    return None if observer is None else partial(observer, stage)
+
+
 def _place(
-    problem: Problem, schedule: Schedule, patience: Patience, solver: str, *, keeps_order: bool
+    problem: Problem,
+    schedule: Schedule,
+    patience: Patience,
+    solver: str,
+    observer: Observer | None,
+    *,
+    keeps_order: bool,
 ) -> MemoryPlan:
     """Place the arrays and workspaces of an order, or of another order with the same peak.
 
@@ -77,6 +97,7 @@ def _place(
         schedule: the order.
         patience: how long to go on.
         solver: of the integer program. A named one is a referee of what it is to place.
+        observer: hears of each lower placement.
         keeps_order: True if no other order may be taken.
 
     Returns:
@@ -86,7 +107,7 @@ def _place(
     if not keeps_order:
         schedule = _easier_to_place(problem, schedule, patience)
     spans = spans_of(problem, schedule.order)
-    placement = place_patiently(spans, patience, solver=solver)
+    placement = place_patiently(spans, patience, solver=solver, observer=observer)
     arrays = len(problem.planned)
     names = [array.name for array in problem.planned]
     workspaces = [operator.name for _, operator in scratching(problem)]

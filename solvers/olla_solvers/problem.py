@@ -108,6 +108,37 @@ class Problem:
         """Sum of the static arrays' sizes."""
         return sum(array.size_bytes for array in self.arrays if array.kind is ArrayKind.STATIC)
 
+    def resized(self, array_bytes: Sequence[Bytes], workspace_bytes: Sequence[Bytes]) -> Problem:
+        """Return the same graph with other sizes; what depends on its structure alone is not computed again.
+
+        Args:
+            array_bytes: the size of each array, rounded up to its alignment.
+            workspace_bytes: the workspace of each operator.
+
+        Raises:
+            ProblemError: if a size is negative, or all together are too large.
+        """
+        operators = tuple(
+            operator if operator.workspace_bytes == size else Operator(operator.name, size)
+            for operator, size in zip(self.operators, workspace_bytes, strict=True)
+        )
+        arrays = tuple(
+            array
+            if array.size_bytes == size
+            else Array(array.name, size, array.producer, array.consumers, array.kind, array.alignment)
+            for array, size in zip(self.arrays, array_bytes, strict=True)
+        )
+        if min(*array_bytes, *workspace_bytes, 0, 0) < 0:
+            raise ProblemError("an array or a workspace has a negative size")
+        _check_total(operators, arrays)
+        structure = {
+            name: getattr(self, name)
+            for name in ("before", "edges", "predecessors", "successors", "captured_order")
+        }
+        problem = object.__new__(Problem)
+        problem.__dict__.update(structure, operators=operators, arrays=arrays)
+        return problem
+
     def is_executable(self, order: Sequence[OperatorIndex]) -> bool:
         """Return True if an order runs every operator once, and after all that it needs."""
         position = {operator: timestep for timestep, operator in enumerate(order)}
@@ -134,13 +165,15 @@ class Problem:
 
     @classmethod
     def load(cls, path: str | Path) -> Problem:
-        """Read a graph file.
+        """Read a graph file, or the graph in the file of a plan, under ``problem``.
 
         Raises:
             ProblemError: if the file is no JSON or no valid graph; the message names the file.
         """
         try:
-            return cls.from_json(read_document(path))
+            document = read_document(path)
+            is_plan = isinstance(document, Mapping) and "problem" in document
+            return cls.from_json(document["problem"] if is_plan else document)
         except ProblemError as error:
             raise ProblemError(f"{path}: {error}") from error
 
@@ -253,9 +286,10 @@ def _check_arrays(arrays: Sequence[Array], operators: Sequence[Operator]) -> Non
 
 
 def _check_total(operators: Sequence[Operator], arrays: Sequence[Array]) -> None:
-    sizes = {f"array {array.name!r}": array.size_bytes for array in arrays}
-    sizes |= {f"the workspace of operator {item.name!r}": item.workspace_bytes for item in operators}
-    if sum(sizes.values()) >= MOST_BYTES:
+    total = sum(array.size_bytes for array in arrays) + sum(item.workspace_bytes for item in operators)
+    if total >= MOST_BYTES:
+        sizes = {f"array {array.name!r}": array.size_bytes for array in arrays}
+        sizes |= {f"the workspace of operator {item.name!r}": item.workspace_bytes for item in operators}
         largest = max(sizes, key=lambda name: sizes[name])
         raise ProblemError(
             f"all sizes together reach 2**62 B; the largest is that of {largest}, {sizes[largest]} B"

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 import olla_fx
 from olla_fx import PlannedModule, dynamo
+from olla_solvers.plan import MemoryPlan
 from tests.olla_fx.comparisons import (
     assert_same,
     assert_same_gradients,
@@ -54,20 +55,21 @@ def assert_served(step: PlannedModule, outputs: int | None = None, *, outside: i
     assert outputs is None or told.counts.outputs == outputs
 
 
-_graphs_that_ran: weakref.WeakSet[fx.GraphModule] = weakref.WeakSet()
+_plans_that_ran: weakref.WeakValueDictionary[int, MemoryPlan] = weakref.WeakValueDictionary()
 
 
 def assert_served_if_settled(step: PlannedModule, outputs: int | None = None) -> bool:
     """Assert that the last run's arrays were in the buffer, unless that run was a plan's first.
 
-    The first run of a plan is recorded and ends in a new graph with the kernels' workspaces; on CUDA, a run
+    The first run of a plan is recorded and ends in a new plan with the kernels' workspaces; on CUDA, a run
     to warm up precedes it.
 
     Returns:
         True if the run was of a settled plan.
     """
-    if step.graph_module not in _graphs_that_ran:
-        _graphs_that_ran.add(step.graph_module)
+    memory = step.plan.memory
+    if id(memory) not in _plans_that_ran:
+        _plans_that_ran[id(memory)] = memory
         assert step.stats.binding == "buffer"
         return False
     assert_served(step, outputs)

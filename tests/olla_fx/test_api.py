@@ -1,6 +1,12 @@
 """The planner reaches the promised figures on real architectures."""
 
+import ast
+import os
+import pkgutil
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,3 +90,23 @@ def test_a_torch_newer_than_tested_is_reported(monkeypatch):
 def test_public_names():
     assert {"optimize", "plan", "Plan", "PlannedModule", "CaptureError"} <= set(olla_fx.__all__)
     assert all(hasattr(olla_fx, name) for name in olla_fx.__all__)
+    assert set(olla_fx.__all__) <= set(dir(olla_fx))
+    with pytest.raises(AttributeError, match="'olla_fx' has no attribute 'optimise'"):
+        olla_fx.optimise  # noqa: B018
+
+
+def test_public_names_are_found_where_type_checkers_see_them():
+    """They are imported late; a submodule of the same name would take their place once it is imported."""
+    tree = ast.parse(Path(olla_fx.__file__).read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    for_type_checkers = {name.name: node.module for node in imports for name in node.names}
+    assert {name: for_type_checkers.get(name) for name in olla_fx.__all__} == olla_fx._HOME_OF
+    submodules = {module.name for module in pkgutil.iter_modules(olla_fx.__path__)}
+    assert not submodules & set(olla_fx.__all__)
+
+
+def test_importing_the_package_imports_no_torch():
+    code = "import sys, olla_fx; olla_fx.OllaError; assert 'torch' not in sys.modules; olla_fx.Plan"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((".", "solvers"))}
+    folder = Path(olla_fx.__file__).parents[1]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=folder, env=environment)

@@ -17,7 +17,7 @@ from olla_fx.alignment import alignment_of
 from olla_fx.arena import Binding
 from olla_fx.eager.baseline import BaselineSource
 from olla_fx.models import ModelCase, build_model, optimizer_by_name
-from olla_fx.plan import Plan
+from olla_fx.step_plan import Plan
 from olla_solvers.effort.progress import Improvement
 from olla_solvers.placer import place_with
 

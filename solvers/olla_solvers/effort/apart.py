@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,9 @@ _LOGGER = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 0.5
 """Time beyond a process's limit in which it may end by itself."""
+
+_LOOK_SECONDS = 0.5
+"""How often the caller looks for a better answer, if it wants to hear of them."""
 
 LEAST_SECONDS = 2.0
 """A process is not started for less: it would hardly have begun."""
@@ -44,13 +49,19 @@ class _Refused:
     error: OllaError
 
 
-def last_answer(function: Callable[..., None], arguments: Sequence[Any], seconds: float) -> Any | None:
+def last_answer(
+    function: Callable[..., None],
+    arguments: Sequence[Any],
+    seconds: float,
+    on_answer: Callable[[Any], None] | None = None,
+) -> Any | None:
     """Run a function in a process of its own and return the last answer that it offered.
 
     Args:
         function: of a module of this package; called with the arguments and an :data:`Offer`.
         arguments: what can be pickled.
         seconds: wall-clock time, after which the process is ended.
+        on_answer: called with answers meanwhile; of several within half a second, with the last.
 
     Returns:
         The last answer; None if there is none, or no process can be started here.
@@ -62,8 +73,9 @@ def last_answer(function: Callable[..., None], arguments: Sequence[Any], seconds
         with tempfile.TemporaryDirectory(prefix="olla_solvers_") as folder:
             Path(folder, "request").write_bytes(pickle.dumps((function, tuple(arguments))))
             module_arguments = ("request", "answer")
-            code, words = run_module("olla_solvers.effort.apart", module_arguments, folder, seconds)
             answered = Path(folder, "answer")
+            look = None if on_answer is None else _looking(answered, on_answer)
+            code, words = run_module("olla_solvers.effort.apart", module_arguments, folder, seconds, look)
             answer = pickle.loads(answered.read_bytes()) if answered.exists() else None
     except OSError as error:
         _LOGGER.warning("no process to plan in can be started; the plan found so far stands (%s)", error)
@@ -79,8 +91,27 @@ def last_answer(function: Callable[..., None], arguments: Sequence[Any], seconds
     return answer
 
 
+def _looking(answered: Path, on_answer: Callable[[Any], None]) -> Callable[[], None]:
+    """Return a function that hands an answer's file on if it is another one than before."""
+    seen: list[bytes] = [b""]
+
+    def look() -> None:
+        data = answered.read_bytes() if answered.exists() else b""
+        if data != seen[0]:
+            seen[0] = data
+            answer = pickle.loads(data)
+            if not isinstance(answer, _Refused):
+                on_answer(answer)
+
+    return look
+
+
 def run_module(
-    module: str, arguments: Sequence[str], folder: str, seconds: float | None
+    module: str,
+    arguments: Sequence[str],
+    folder: str,
+    seconds: float | None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> tuple[int | None, str]:
     """Run a module of this package in a process of its own, and end it with all it started when it is late.
 
@@ -89,6 +120,7 @@ def run_module(
         arguments: for its command line.
         folder: where it works.
         seconds: wall-clock time; a moment after, the process is ended. None for no limit.
+        meanwhile: called every half a second while the process runs.
 
     Returns:
         Its exit status, None if it had to be ended, and its error output.
@@ -105,13 +137,26 @@ def run_module(
         text=True,
         start_new_session=True,
     )
+    end = math.inf if seconds is None else time.monotonic() + seconds + _GRACE_SECONDS
     try:
-        _, words = process.communicate(timeout=None if seconds is None else seconds + _GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        return None, ""
+        words = _last_words(process, end, meanwhile)
     finally:
         _end(process)
-    return process.returncode, words[-500:]
+    return (None, "") if words is None else (process.returncode, words[-500:])
+
+
+def _last_words(
+    process: subprocess.Popen[str], end: float, meanwhile: Callable[[], None] | None
+) -> str | None:
+    """Wait for a process; return its error output, or None at its end on the monotonic clock."""
+    while (left := end - time.monotonic()) > 0:
+        wait = left if meanwhile is None else min(left, _LOOK_SECONDS)
+        try:
+            return process.communicate(timeout=None if wait == math.inf else wait)[1]
+        except subprocess.TimeoutExpired:
+            if meanwhile is not None:
+                meanwhile()
+    return None
 
 
 def _end(process: subprocess.Popen[str]) -> None:

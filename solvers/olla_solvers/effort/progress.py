@@ -2,13 +2,15 @@
 
 A planner makes a value small and proves a bound on it. A smaller value or a larger bound is noted, and
 nothing else is kept, so the notes are two monotone curves over time. Noting changes nothing about the search.
+An observer, if there is one, hears of each note at once.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from olla_solvers.problem import Bytes
 
@@ -30,20 +32,36 @@ class Improvement:
     method: str
 
 
+Observer: TypeAlias = Callable[[Improvement], None]
+"""Hears of each improvement while a search goes on, in its thread."""
+
+
 class ProgressLog:
     """Collects the improvements of one run of a planner."""
 
-    def __init__(self, start: float, bound_bytes: Bytes = 0, earlier: Sequence[Improvement] = ()) -> None:
+    def __init__(
+        self,
+        start: float,
+        bound_bytes: Bytes = 0,
+        earlier: Sequence[Improvement] = (),
+        observer: Observer | None = None,
+    ) -> None:
         """Begin.
 
         Args:
             start: when the stage began, on the monotonic clock.
             bound_bytes: proven before anything was tried.
             earlier: notes to go on from.
+            observer: hears of each note.
         """
         self._start = start
         self._bound_bytes = bound_bytes
         self._improvements = list(earlier)
+        self._observer = observer
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the observer behind: it is the caller's, and a search may go on in another process."""
+        return {**self.__dict__, "_observer": None}
 
     def note(self, value_bytes: Bytes, bound_bytes: Bytes, method: str) -> None:
         """Keep a value and a bound if either is better than before.
@@ -60,7 +78,10 @@ class ProgressLog:
             bound_bytes = max(bound_bytes, last.bound_bytes)
             if (value_bytes, bound_bytes) == (last.value_bytes, last.bound_bytes):
                 return
-        self._improvements.append(Improvement(self.seconds(), value_bytes, bound_bytes, method))
+        improvement = Improvement(self.seconds(), value_bytes, bound_bytes, method)
+        self._improvements.append(improvement)
+        if self._observer is not None:
+            self._observer(improvement)
 
     def seconds(self) -> float:
         """Return the wall-clock time since the stage began."""

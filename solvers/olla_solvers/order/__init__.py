@@ -18,7 +18,7 @@ from typing import TypeAlias
 from olla_solvers.analysis import peak_bytes, timesteps
 from olla_solvers.effort import apart
 from olla_solvers.effort.patience import Patience
-from olla_solvers.effort.progress import ProgressLog
+from olla_solvers.effort.progress import Observer, ProgressLog
 from olla_solvers.graph.flow import Candidate, FlowGraph, flow_of
 from olla_solvers.ilp import backends
 from olla_solvers.ilp.order_pieces import Heuristic, better, improve
@@ -37,6 +37,7 @@ def order(
     solver: str = "auto",
     time_limit: float | None = None,
     start: Sequence[str] | None = None,
+    observer: Observer | None = None,
 ) -> Schedule:
     """Order a problem's operators for the smallest peak.
 
@@ -48,6 +49,7 @@ def order(
             :mod:`olla_solvers.effort.patience`.
         start: the operators' names in an order known from a similar problem, as one candidate; ignored if
             it is no order of this one.
+        observer: hears of each better order or bound while ordering goes on.
 
     Returns:
         The best order found, its peak, and a proven bound. Never worse than the captured order.
@@ -56,21 +58,26 @@ def order(
         SolverUnavailableError: if the named solver is unknown, not installed, or not licensed for a
             program of this size.
     """
-    return order_patiently(problem, Patience.of(time_limit), solver=solver, start=start)
+    return order_patiently(problem, Patience.of(time_limit), solver=solver, start=start, observer=observer)
 
 
 def order_patiently(
-    problem: Problem, patience: Patience, *, solver: str = "auto", start: Sequence[str] | None = None
+    problem: Problem,
+    patience: Patience,
+    *,
+    solver: str = "auto",
+    start: Sequence[str] | None = None,
+    observer: Observer | None = None,
 ) -> Schedule:
     """Order for as long as patience lasts; arguments, result and errors as for :func:`order`."""
     if solver not in ("auto", "none"):
-        return order_by_solver(problem, solver, patience.seconds())
+        return order_by_solver(problem, solver, patience.seconds(), observer=observer)
     begin = time.monotonic()
     flow, captured = flow_of(problem)
     # Joining and checking the order takes about as long as reading the graph did.
     reading = min(time.monotonic() - begin, patience.seconds() / 10)
     patience = replace(patience, deadline=patience.deadline - reading)
-    log = ProgressLog(begin)
+    log = ProgressLog(begin, observer=observer)
     known = None if start is None else _known(problem, flow, captured, start)
     portfolio = Portfolio(flow, patience.first_second_only(), log=log, known=known)
     portfolio.run()
@@ -80,7 +87,12 @@ def order_patiently(
     if patience.seconds() < apart.LEAST_SECONDS:
         return schedule
     arguments = (problem, schedule, portfolio.bound_by, patience, patience.processor_seconds())
-    better_schedule = apart.last_answer(go_on, arguments, patience.seconds())
+
+    def note(better: Schedule) -> None:
+        log.note(better.peak_bytes, better.lower_bound_bytes, better.found_by)
+
+    on_answer = None if observer is None else note
+    better_schedule = apart.last_answer(go_on, arguments, patience.seconds(), on_answer)
     return replace(better_schedule or schedule, seconds=time.monotonic() - begin)
 
 
@@ -149,7 +161,11 @@ def _schedule(
 
 
 def order_by_solver(
-    problem: Problem, solver: str, time_limit: float | None = None, improve: Improve = improve
+    problem: Problem,
+    solver: str,
+    time_limit: float | None = None,
+    improve: Improve = improve,
+    observer: Observer | None = None,
 ) -> Schedule:
     """Order by the named solver's integer program, started from the greedy orders.
 
@@ -158,6 +174,7 @@ def order_by_solver(
         solver: ``cbc``, ``gurobi`` or ``highs``.
         time_limit: seconds; None for the default.
         improve: how the program is stated and solved.
+        observer: as for :func:`order`.
 
     Returns:
         As :func:`order`.
@@ -170,7 +187,7 @@ def order_by_solver(
     deadline = Patience.of(time_limit).deadline
     flow, captured = flow_of(problem)
     bound = max(flow.precedence_bytes, default=0)
-    log = ProgressLog(start)
+    log = ProgressLog(start, observer=observer)
     known = best_order(flow, bound, deadline, log)
     for candidate in free_first_orders(flow) if known.peak_bytes > bound else ():
         known = better(known, candidate)

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from olla_solvers.effort import apart
 from olla_solvers.effort.patience import DEFAULT_SECONDS, Patience
+from olla_solvers.effort.progress import Observer
 from olla_solvers.ilp.place_spans import may_help, solve_with, solve_with_any
 from olla_solvers.place.bisection import bisect, when_compiled
 from olla_solvers.place.heuristics import best_of_heuristics
@@ -47,17 +48,27 @@ def place_auto(task: Task) -> Result:
     return _after_search(task, result)
 
 
-def place_patiently(spans: Sequence[Span], patience: Patience, *, solver: str = "auto") -> Placement:
-    """Place for as long as patience lasts; arguments, result and errors as for ``place``."""
-    task = Task.checked(spans, solver=solver, patience=patience)
+def place_patiently(
+    spans: Sequence[Span], patience: Patience, *, solver: str = "auto", observer: Observer | None = None
+) -> Placement:
+    """Place for as long as patience lasts; arguments, result and errors as for ``place``.
+
+    An observer hears of each lower placement while placing goes on.
+    """
+    task = Task.checked(spans, solver=solver, patience=patience, observer=observer)
     result = _before_search(task)
     if not result.is_settled(task):
         if not is_available():
             result = _search(task, result, when_compiled)
         elif task.effort.seconds() >= apart.LEAST_SECONDS:
-            result = apart.last_answer(go_on, (task, result), task.effort.seconds()) or result
-            known = result.candidate.height_bytes
-            task.log.note(known, min(result.bound_bytes, known), result.candidate.method)
+
+            def note(better: Result) -> None:
+                height = better.candidate.height_bytes
+                task.log.note(height, min(better.bound_bytes, height), better.candidate.method)
+
+            on_answer = None if observer is None else note
+            result = apart.last_answer(go_on, (task, result), task.effort.seconds(), on_answer) or result
+            note(result)
     return _after_search(task, result).placement(task)
 
 

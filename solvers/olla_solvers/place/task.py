@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from olla_solvers.effort.patience import Patience
-from olla_solvers.effort.progress import ProgressLog
+from olla_solvers.effort.progress import Observer, ProgressLog
 from olla_solvers.plan import Placement, SolverReport, Span
 from olla_solvers.problem import Bytes, Offset
 from olla_solvers.spans import height_bytes, max_live_bytes
@@ -130,6 +130,7 @@ class Task:
         solver: str,
         patience: Patience,
         capacity_bytes: Bytes | None = None,
+        observer: Observer | None = None,
     ) -> Task:
         """Check spans and options, and state the task; arguments and errors as for ``place``.
 
@@ -138,6 +139,7 @@ class Task:
             solver: of the integer program.
             patience: how long to go on.
             capacity_bytes: a height that is low enough; None to go as low as possible.
+            observer: hears of each lower placement in this process.
         """
         start = time.monotonic()
         check(spans)
@@ -151,7 +153,7 @@ class Task:
             capacity_bytes is not None,
             patience,
             start,
-            ProgressLog(start, bound),
+            ProgressLog(start, bound, observer=observer),
         )
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import olla_fx
 from olla_fx.cli import main as cli
+from olla_fx.cli import order as cli_order
 from olla_solvers.problem import Array, Operator, Problem
 
 FACTORY = """
@@ -221,20 +223,62 @@ def test_not_found_and_impossible_have_a_status_of_their_own(
 
         return order
 
-    monkeypatch.setattr(cli, "order", failing(cli.NoSolutionError("nothing yet")))
+    monkeypatch.setattr(cli_order, "order", failing(cli.NoSolutionError("nothing yet")))
     assert cli.main(["order", str(graph_file)]) == 1
-    monkeypatch.setattr(cli, "order", failing(cli.InfeasibleError("no way")))
+    monkeypatch.setattr(cli_order, "order", failing(cli.InfeasibleError("no way")))
     assert cli.main(["order", str(graph_file)]) == 3
     assert capsys.readouterr().err == "olla-fx: nothing yet\nolla-fx: no way\n"
 
 
-def test_the_package_is_the_command_and_says_one_line() -> None:
-    arguments = ["plan", "--model", "torchvision:alexnet", "--image-size", "8"]
-    done = subprocess.run(
-        [sys.executable, "-m", "olla_fx", *arguments],
+def run_command(*arguments: str, code: str = "pass") -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, after some code."""
+    start = f"{code}; import runpy; runpy.run_module('olla_fx', run_name='__main__', alter_sys=True)"
+    return subprocess.run(
+        [sys.executable, "-c", start, *arguments],
         capture_output=True, text=True, cwd=Path(__file__).parents[3], check=False,
         env={**os.environ, "PYTHONPATH": "solvers"},
     )  # fmt: skip
+
+
+def test_the_package_is_the_command_and_says_one_line() -> None:
+    done = run_command("plan", "--model", "torchvision:alexnet", "--image-size", "8")
     assert done.returncode == 2
     assert "too small" in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_help_version_and_solvers_do_without_torch(tmp_path: Path, graph_file: Path) -> None:
+    """Importing torch takes seconds."""
+    spans = tmp_path / "spans.csv"
+    spans.write_text("id,lower,upper,size\na,0,3,4\n", encoding="utf-8")
+    without_torch = "import sys; sys.modules['torch'] = None"
+    for arguments, said in (
+        (["--help"], "plan a model's step"),
+        (["--version"], f"olla-fx {olla_fx.__version__}\n"),
+        (["order", "--help"], "--joint"),
+        (["order", str(graph_file)], "lower bound"),
+        (["place", str(spans)], "height"),
+    ):
+        done = run_command(*arguments, code=without_torch)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert said in done.stdout
+    done = run_command("plan", "--help", code=without_torch)
+    assert done.returncode == 2
+    assert "torch" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_interrupt_ends_the_command_without_a_traceback(factory_file: Path) -> None:
+    with factory_file.open("a", encoding="utf-8") as file:
+        file.write("import os, signal\ndef interrupted():\n    os.kill(os.getpid(), signal.SIGINT)\n")
+    done = run_command("plan", "--model", f"{factory_file}:interrupted")
+    assert (done.returncode, done.stderr, done.stdout) == (130, "olla-fx: interrupted\n", "")
+
+
+def test_the_graph_of_a_plan_can_be_ordered(tmp_path: Path, factory_file: Path) -> None:
+    plan = plan_json(tmp_path, "--model", f"{factory_file}:mlp")
+    graph, path = tmp_path / "result.json", tmp_path / "order.json"
+    assert cli.main(["order", str(graph), "--json", str(path)]) == 0
+    result = json.loads(path.read_text(encoding="utf-8"))
+    assert result["peak_bytes"] == plan["peak_bytes"] == result["lower_bound_bytes"]
+    assert sorted(result["order"]) == sorted(plan["order"])

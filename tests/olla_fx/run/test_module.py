@@ -110,3 +110,47 @@ def test_the_graph_module_in_force_is_readable():
     assert "# t=0 " in pair.step.graph_module.code
     assert "lives [" in pair.step.graph_module.code
     pair.step.graph_module.graph.lint()
+
+
+def test_a_planned_container_is_one():
+    x = vectors(1)[0][0]
+    pair = OwnLoop(mlp(), x)
+    model, step = pair.model, pair.step
+    assert len(step) == len(model) == 3
+    assert [*step] == [*model]
+    assert (step[0], step[-1]) == (model[0], model[-1])
+    assert [*step[1:]] == [*model[1:]]
+    assert model[1] in step
+    assert nn.ReLU() not in step
+    for container in (pair.eager, step):
+        container[1] = nn.GELU()
+    assert_same(pair.eager(x), step(x), "answer")
+    for container in (pair.eager, step):
+        del container[1]
+    assert_same(pair.eager(x), step(x), "answer")
+
+
+class Named(nn.ModuleDict):
+    def forward(self, x):
+        return self["body"](x)
+
+
+def test_a_planned_module_that_names_its_parts():
+    step = olla_fx.optimize(Named({"body": nn.Linear(6, 3)}), vectors(1)[0][0], solver="none")
+    assert [*step] == [*step.keys()] == ["body"]
+    assert "body" in step
+    assert step["body"].out_features == 3
+
+
+def test_a_model_that_is_no_container_says_so_itself():
+    model = Scaled()
+    step = olla_fx.optimize(model, vectors(1)[0][0], solver="none")
+    assert step, "it has no length to be false by"
+
+    def remove(module):
+        del module[0]
+
+    for use in (len, iter, lambda module: module[0], lambda module: 0 in module, remove):
+        for module in (model, step):
+            with pytest.raises(TypeError, match="Scaled"):
+                use(module)

@@ -39,6 +39,12 @@ def test_a_plan_that_did_not_pay_makes_the_next_one_dearer():
     assert [kinds.is_worth_a_plan("c", ()) for _ in range(2)] == [False, True]
 
 
+def test_the_first_plan_pays_for_nothing_yet():
+    kinds = NewKinds()
+    kinds.note_use(USES_THAT_PAY)
+    assert [kinds.is_worth_a_plan("a", ()) for _ in range(2)] == [False, True]
+
+
 def test_plan_at_once():
     kinds = NewKinds()
     kinds.forget()

@@ -33,7 +33,7 @@ def test_the_last_batch_of_an_epoch_is_smaller():
 
 
 def test_more_plans_than_the_limit():
-    pair = WholeStep(SmallNet(0.0), MOMENTUM, images(1, batch=2)[0], cache_size_limit=2)
+    pair = WholeStep(SmallNet(0.0), MOMENTUM, images(1, batch=2)[0], cache_size_limit=2, dynamic=False)
     for size in (2, 3, 4, 3, 2, 4):
         pair.run(images(4, batch=size))
         assert pair.step.stats.cached_plans <= 2
@@ -48,6 +48,7 @@ def test_the_plan_that_was_not_used_for_longest_goes_first():
         loss_fn=F.cross_entropy,
         optimizer=sgd(model.parameters()),
         cache_size_limit=2,
+        dynamic=False,
         solver="none",
         fallback="raise",
     )
@@ -195,7 +196,7 @@ def test_a_replaced_module_is_not_kept_by_its_plan(mode):
 
 
 def test_shapes_are_planned_once_each():
-    pair = OwnLoop(SmallNet(), images(1, size=8)[0][0])
+    pair = OwnLoop(SmallNet(), images(1, size=8)[0][0], dynamic=False)
     for _ in range(7):
         for size, batch_size in ((8, 2), (10, 2), (8, 3)):
             pair.run(images(1, batch=batch_size, size=size))

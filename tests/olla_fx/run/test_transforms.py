@@ -1,6 +1,7 @@
 """Function transforms, checkpoints and hooks for saved tensors around a planned module."""
 
 import copy
+import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -74,6 +75,32 @@ def test_a_whole_step_is_not_transformed():
     before = copy.deepcopy(model)
     with pytest.raises(StepModeError, match=r"torch\.func"):
         torch.vmap(step)(x[None], y[None])
+    assert_same_models(before, model)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_trace_of_torchscript_is_the_models():
+    """It looked at what the plan does, and ended in an error from within C++."""
+    model, planned = planned_mlp()
+    batches = vectors(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torch.jit.TracerWarning)
+        traced = torch.jit.trace(planned, batches[0][0])
+    for x, _ in batches:
+        assert_same(model(x), traced(x), "answer")
+    assert [*traced.state_dict()] == [*model.state_dict()]
+    planned(batches[0][0])
+    assert planned.stats.binding == "buffer"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_whole_step_is_not_traced_by_torchscript():
+    model = mlp()
+    x, y = vectors(1)[0]
+    step = olla_fx.optimize(model, (x, y), loss_fn=F.cross_entropy, optimizer=sgd(model.parameters()))
+    before = copy.deepcopy(model)
+    with pytest.raises(StepModeError, match=r"torch\.jit"):
+        torch.jit.trace(step, (x, y))
     assert_same_models(before, model)
 
 

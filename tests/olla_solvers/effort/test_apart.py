@@ -23,6 +23,12 @@ def answers(values: list[int], offer: apart.Offer) -> None:
         offer(value)
 
 
+def answers_slowly(values: list[int], offer: apart.Offer) -> None:
+    for value in values:
+        offer(value)
+        time.sleep(1.2)
+
+
 def answers_then_dies(value: int, offer: apart.Offer) -> None:
     offer(value)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -51,6 +57,13 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_last_answer_stands() -> None:
     assert apart.last_answer(answers, ([1, 2, 3],), 60) == 3
     assert apart.last_answer(answers, ([],), 60) is None
+
+
+def test_answers_are_handed_on_while_the_process_runs() -> None:
+    heard: list[int] = []
+    assert apart.last_answer(answers_slowly, ([1, 2, 2, 3],), 60, heard.append) == 3
+    assert heard[0] == 1
+    assert heard == sorted(set(heard))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no signals")

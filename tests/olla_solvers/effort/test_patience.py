@@ -89,7 +89,7 @@ def test_the_dear_stage_of_ordering_begins_only_if_it_can_gain_enough(
 ) -> None:
     begun = []
 
-    def nothing(function: object, arguments: object, seconds: float) -> None:
+    def nothing(function: object, arguments: object, seconds: float, on_answer: object) -> None:
         begun.append((function, seconds))
 
     monkeypatch.setattr(apart, "last_answer", nothing)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 
 import pytest
 
@@ -11,6 +12,7 @@ from olla_solvers.plan import Span
 from olla_solvers.plan_json import plan_from_json, plan_to_json
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import Array, Operator, Problem
+from tests.olla_solvers.order.large import wide
 
 WORSE_THAN_NEEDED = (Span("a", 2, 4, 1), Span("b", 3, 5, 3), Span("c", 1, 3, 1))
 
@@ -62,6 +64,26 @@ def test_placing_ends_at_the_height_that_it_returns(method: str) -> None:
     assert placement.progress[-1].value_bytes == placement.height_bytes
     assert placement.progress[-1].bound_bytes == placement.lower_bound_bytes == 4
     assert_monotone(placement.progress)
+
+
+def test_an_observer_hears_of_every_improvement() -> None:
+    heard: list[tuple[str, Improvement]] = []
+    plan = make_plan(fork(), observer=lambda stage, improvement: heard.append((stage, improvement)))
+    assert heard == [(stage, note) for stage in ("order", "place") for note in plan.progress[stage]]
+
+
+def test_an_observer_hears_of_what_another_process_finds() -> None:
+    heard: list[Improvement] = []
+    schedule = order(wide(300, 60), time_limit=8, observer=heard.append)
+    here = [note for note in heard if note.seconds < schedule.progress[0].seconds + 1]
+    assert len(heard) > len(here), "the process goes on after the first second"
+    assert_monotone(tuple(heard))
+
+
+def test_an_observer_stays_in_its_process() -> None:
+    log = ProgressLog(0.0, observer=lambda improvement: None)
+    log.note(3, 1, "a")
+    assert pickle.loads(pickle.dumps(log)).improvements == log.improvements
 
 
 def test_a_plan_keeps_both_on_disk_too() -> None:

@@ -1,0 +1,256 @@
+"""Writes what a graph computes of symbolic sizes as formulas of the sizes of the step's inputs.
+
+A graph that was traced with symbolic sizes has nodes that read sizes off tensors and calculate with them.
+Each becomes an attribute of the graph module, ``size_3``, whose value is the hint's, and which is another one
+at another size. So the graph is a concrete one, to be read, rewritten and planned like any other, and its
+numbers and the bytes of its tensors can be had for any size from one function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from olla_fx import torch_compat
+from olla_fx.capture.varying import Symbols
+from olla_fx.errors import CaptureError
+from olla_fx.fx_graph import LAYOUTS, Layout, Size, size_name
+from olla_fx.torch_compat import pytree
+
+aten = torch.ops.aten
+_CHECKS = frozenset({aten._assert_scalar.default, aten.sym_constrain_range_for_size.default})
+_TO_THE_END = torch.iinfo(torch.int64).max
+
+Resolve = Callable[[Any], Any]
+"""Gives a formula's value; other values as they are."""
+
+
+class Formulas:
+    """The distinct formulas of one graph, as they are found."""
+
+    def __init__(self, symbols: Symbols) -> None:
+        """Start without formulas."""
+        self._symbols = [torch_compat.symbol_of(size) for size in symbols.sizes]
+        self._known = frozenset(self._symbols)
+        self._index: dict[Any, Size] = {}
+        self._by_node: dict[Any, Any] = {}
+
+    def of(self, number: Any) -> Any:
+        """Return a :class:`~olla_fx.fx_graph.Size` for a number that varies, or the number that it always is.
+
+        Returns:
+            None for a number that depends on something else than sizes.
+        """
+        if not isinstance(number, torch_compat.SYMBOLIC):
+            return number
+        raw = number.node.expr
+        if raw not in self._by_node:
+            expression = torch_compat.expression_of(number, self._known)
+            if expression is not None and not isinstance(expression, int | float | bool):
+                if expression.is_number:
+                    expression = type(torch_compat.hint_of(number))(expression)
+                else:
+                    size = Size(len(self._index), torch_compat.divisor_of(expression))
+                    expression = self._index.setdefault(expression, size)
+            self._by_node[raw] = expression
+        return self._by_node[raw]
+
+    def layout_of(self, tensor: torch.Tensor) -> Layout:
+        """Describe a tensor with symbolic sizes.
+
+        Raises:
+            CaptureError: if its layout depends on more than sizes.
+        """
+        numel_bytes: Any = tensor.element_size()
+        for extent in tensor.shape:
+            numel_bytes = numel_bytes * extent
+        layout = Layout(
+            tuple(map(self.of, tensor.shape)),
+            tuple(map(self.of, tensor.stride())),
+            self.of(tensor.storage_offset()),
+            self.of(tensor.untyped_storage().nbytes()),
+            self.of(numel_bytes),
+        )
+        if None in (*layout.shape, *layout.stride, layout.offset, layout.storage_bytes):
+            raise CaptureError("a tensor's size depends on values of other tensors")
+        return layout
+
+    def compiled(self) -> Callable[..., tuple[Any, ...]]:
+        """Return a function of the sizes that gives the value of every formula."""
+        return torch_compat.function_of(self._symbols, list(self._index))
+
+    def conditions(self, guards: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
+        """Return a function of the sizes that gives the truth of every condition."""
+        return torch_compat.function_of(self._symbols, guards)
+
+
+def generalize(graph_module: fx.GraphModule, formulas: Formulas) -> None:
+    """Replace what a graph computes of sizes by attributes; note the layouts of its tensors.
+
+    Args:
+        graph_module: traced with symbolic sizes; changed.
+        formulas: filled.
+    """
+    graph = graph_module.graph
+    sizes: dict[Size, fx.Node] = {}
+    hints: dict[Size, Any] = {}
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for node in list(graph.nodes):
+        if node.target in _CHECKS:
+            graph.erase_node(node)
+            continue
+        value = node.meta.get("val")
+        node.meta[LAYOUTS] = [
+            formulas.layout_of(leaf) if isinstance(leaf, torch.Tensor) else None
+            for leaf in pytree.tree_leaves(value)
+        ]
+        number = formulas.of(value) if isinstance(value, torch_compat.SYMBOLIC) else None
+        if isinstance(number, Size):
+            if number not in sizes:
+                hints[number] = torch_compat.hint_of(value)
+                with graph.inserting_before(first):
+                    sizes[number] = _size_node(graph_module, number, hints[number])
+            node.replace_all_uses_with(sizes[number])
+        elif number is not None:
+            _replace_by_constant(node, number)
+    for node in reversed(list(graph.nodes)):
+        if isinstance(node.meta.get("val"), torch_compat.SYMBOLIC) and not node.users:
+            graph.erase_node(node)
+    _drop_full_slices(graph)
+    graph.eliminate_dead_code()
+
+
+def _size_node(graph_module: fx.GraphModule, size: Size, hint: Any) -> fx.Node:
+    setattr(graph_module, size_name(size), hint)
+    node = graph_module.graph.create_node("get_attr", size_name(size))
+    node.meta["val"] = hint
+    return node
+
+
+def _replace_by_constant(node: fx.Node, number: Any) -> None:
+    def replaced(leaf: fx.Node) -> Any:
+        return number if leaf is node else leaf
+
+    for user in list(node.users):
+        user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), replaced)
+
+
+def _drop_full_slices(graph: fx.Graph) -> None:
+    """Drop slices that take everything, and their gradients: indexing by numbers leaves them out."""
+    for node in list(graph.nodes):
+        if node.target is aten.slice.Tensor:
+            source = node.args[0]
+            dim, start, end, step = _slice_arguments(node.args[1:], (0, None, None, 1))
+            extent = source.meta[LAYOUTS][0].shape[dim]
+        elif node.target is aten.slice_backward.default:
+            source, extents = node.args[0], node.args[1]
+            dim, start, end, step = node.args[2:]
+            extent = size_of(extents[dim])
+            if node.meta[LAYOUTS] != source.meta[LAYOUTS]:
+                continue
+        else:
+            continue
+        end = size_of(end)
+        if start in (None, 0) and step == 1 and (end in (None, _TO_THE_END) or end == extent):
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+
+
+def _slice_arguments(given: Sequence[Any], defaults: Sequence[Any]) -> list[Any]:
+    return [*given, *defaults[len(given) :]]
+
+
+def size_of(argument: Any) -> Any:
+    """Return the formula that an argument of a node stands for; other arguments as they are."""
+    if isinstance(argument, fx.Node) and argument.op == "get_attr":
+        size = Size.of_name(str(argument.target))
+        return argument if size is None else size
+    return argument
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What an operator of a captured graph does, to be compared.
+
+    Attributes:
+        name: the node's.
+        key: equal for equal arguments and results.
+    """
+
+    name: str
+    key: int
+
+
+def signatures_of(graph: fx.Graph, resolve: Resolve | None = None) -> tuple[Signature, ...]:
+    """Describe the operators of a captured graph with arguments and results.
+
+    Args:
+        graph: traced with numbers as sizes, or generalized.
+        resolve: gives the formulas' values, of a generalized graph.
+    """
+    position: dict[fx.Node, int] = {}
+    signatures: list[Signature] = []
+    for node in graph.nodes:
+        if node.target is aten.alias.default:
+            position[node] = position[node.args[0]]
+        if not is_compared(node):
+            continue
+        position[node] = len(signatures)
+        arguments = pytree.tree_leaves((node.args, node.kwargs))
+        described = [_described(argument, position, resolve) for argument in arguments]
+        results = _layouts_at(node, resolve)
+        target = str(node.target) if node.op == "call_function" else node.op
+        signatures.append(Signature(node.name, hash((target, tuple(described), results))))
+    return tuple(signatures)
+
+
+def is_compared(node: fx.Node) -> bool:
+    """Return True unless a node is a number, or what indexing makes of a slice that takes everything."""
+    return node.target is not aten.alias.default and size_of(node) is node
+
+
+def _described(argument: Any, position: dict[fx.Node, int], resolve: Resolve | None) -> Any:
+    if isinstance(argument, fx.Node):
+        if argument in position:
+            return "node", position[argument]
+        argument = size_of(argument) if resolve is None else resolve(size_of(argument))
+    return type(argument).__name__, repr(argument)
+
+
+def _layouts_at(node: fx.Node, resolve: Resolve | None) -> tuple[Any, ...]:
+    layouts = node.meta.get(LAYOUTS)
+    if layouts is None or resolve is None:
+        leaves = pytree.tree_leaves(node.meta.get("val"))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return tuple((tuple(leaf.shape), leaf.stride(), leaf.storage_offset()) for leaf in tensors)
+    return tuple(
+        (
+            tuple(map(resolve, layout.shape)),
+            tuple(map(resolve, layout.stride)),
+            resolve(layout.offset),
+        )
+        for layout in layouts
+        if layout is not None
+    )
+
+
+def first_difference(
+    one: Sequence[Signature], other: Sequence[Signature], compared: Sequence[bool] | None = None
+) -> str | None:
+    """Return the name of the first operator in which two graphs differ; None if they are equal.
+
+    Args:
+        one: the operators of a graph.
+        other: those of another.
+        compared: for each operator of the second, False if it may differ; None for none.
+    """
+    for index, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left.key != right.key and (compared is None or compared[index]):
+            return left.name
+    if len(one) != len(other) and (compared is None or all(compared)):
+        return "the number of operators"
+    return None

@@ -1,0 +1,99 @@
+"""``olla-fx plan``: plans a model's step. Nothing is run: the model is built on the meta device."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from olla_fx import models
+from olla_fx.api import plan as plan_step
+from olla_fx.cli.common import UsageError, check_folders, count, report
+from olla_fx.step_plan import Plan
+
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add what ``plan`` takes besides solver, time limit and ``--json``."""
+    command.add_argument("--model", required=True, metavar="NAME", help=" | ".join(models.FAMILIES))
+    command.add_argument("--batch-size", type=count, default=1, metavar="N")
+    command.add_argument("--image-size", type=count, metavar="N", help="height and width of images")
+    command.add_argument("--tokens", type=count, default=models.TOKENS, metavar="N", help="length of text")
+    kind = command.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--train",
+        dest="kind",
+        action="store_const",
+        const="train",
+        default="train",
+        help="a whole training step (default)",
+    )
+    kind.add_argument(
+        "--own-loop",
+        dest="kind",
+        action="store_const",
+        const="own-loop",
+        help="forward and backward, in a training loop of one's own",
+    )
+    kind.add_argument(
+        "--inference", dest="kind", action="store_const", const="inference", help="the forward pass alone"
+    )
+    command.add_argument("--optimizer", default="sgd", metavar="NAME", help=" | ".join(models.OPTIMIZERS))
+    command.add_argument("--no-baseline", action="store_true", help="do not ask what eager would need")
+    command.add_argument("--plot", metavar="FILE", help="draw the plan into a .png, .svg or .pdf file")
+
+
+def run(parsed: argparse.Namespace) -> None:
+    """Plan the step of a model.
+
+    Args:
+        parsed: the command line.
+    """
+    check_folders(parsed.json, parsed.plot)
+    if parsed.plot and Path(parsed.plot).suffix not in PLOT_SUFFIXES:
+        raise UsageError(f"--plot {parsed.plot}: the name must end in one of {', '.join(PLOT_SUFFIXES)}")
+    case = models.build_model(
+        parsed.model,
+        batch_size=parsed.batch_size,
+        image_size=parsed.image_size,
+        tokens=parsed.tokens,
+        train=parsed.kind != "inference",
+        device="meta",
+    )
+    optimizer = models.optimizer_by_name(parsed.optimizer, case.model.parameters())
+    in_own_loop, whole_step = parsed.kind == "own-loop", parsed.kind == "train"
+    plan = plan_step(
+        case.model,
+        case.inputs[:-1] if in_own_loop else case.inputs,
+        loss_fn=case.loss_fn if whole_step else None,
+        optimizer=optimizer if whole_step else None,
+        solver=parsed.solver,
+        time_limit=parsed.time_limit,
+        baseline=not parsed.no_baseline,
+    )
+    report(plan.report(), _document(plan, parsed.solver), parsed.json)
+    if parsed.plot:
+        plan.plot(parsed.plot)
+
+
+def _document(plan: Plan, solver: str) -> dict[str, Any]:
+    return {
+        "peak_bytes": plan.peak_bytes,
+        "lower_bound_bytes": plan.lower_bound_bytes,
+        "is_optimal": plan.is_optimal,
+        "buffer_bytes": plan.buffer_bytes,
+        "fragmentation": plan.fragmentation,
+        "static_bytes": plan.static_bytes,
+        "gradient_bytes": plan.gradient_bytes,
+        "output_bytes": plan.output_bytes,
+        "total_bytes": plan.total_bytes,
+        "seconds": dict(plan.timings),
+        "solver": solver,
+        "provenance": dataclasses.asdict(plan.provenance),
+        "baseline": None if plan.baseline is None else plan.baseline.to_json(),
+        "order": list(plan.order),
+        "offsets": dict(plan.offsets),
+        "problem": plan.problem.to_json(),
+    }

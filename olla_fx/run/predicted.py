@@ -1,0 +1,258 @@
+"""Predicts what operators request of the allocator at sizes that never ran, from recordings at others.
+
+An operator's requests keep their number and their order. The bytes of each mostly grow as some number of the
+graph does (a tensor's bytes, an extent), up to a constant, else as a polynomial of the sizes: so the simplest
+formula that meets all recordings is taken. A prediction never falls below what was recorded at smaller sizes,
+nor exceeds what was recorded at larger ones. One that is too large is harmless; one that is too small is
+served outside of the buffer, is counted, and leads to another recording.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from olla_fx.alignment import rounded
+from olla_fx.run.recording import OperatorRecord, StepRecord, WorkspaceSlot
+
+Sizes: TypeAlias = tuple[int, ...]
+Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
+
+TOLERANCE_BYTES = 128
+"""Kernels round their requests up, so that a formula is met but for so much."""
+
+MOST_RECORDS = 16
+"""The last recordings that are looked at."""
+
+
+@dataclass(frozen=True)
+class _Formula:
+    """A sum of features times numbers.
+
+    Attributes:
+        features: their indices.
+        factors: one for each.
+        slack_bytes: to be added: how far it missed a recording.
+    """
+
+    features: tuple[int, ...]
+    factors: tuple[float, ...]
+    slack_bytes: int
+
+    def at(self, features: Floats) -> int:
+        """Return the bytes for the features of some sizes."""
+        pairs = zip(self.features, self.factors, strict=True)
+        total = sum(float(features[index]) * factor for index, factor in pairs)
+        return math.ceil(total - 1e-6) + self.slack_bytes
+
+
+class Recordings:
+    """What was recorded of the steps of one family, by their sizes."""
+
+    def __init__(self, numbers: Callable[[Sizes], Sequence[Any]]) -> None:
+        """Start without recordings.
+
+        Args:
+            numbers: gives the numbers of the graph at some sizes.
+        """
+        self._numbers = numbers
+        self._records: dict[Sizes, StepRecord] = {}
+        self._features: dict[Sizes, Floats] = {}
+        self._formulas: dict[tuple[tuple[Sizes, ...], tuple[int, ...]], _Formula | None] = {}
+
+    def add(self, sizes: Sizes, record: StepRecord) -> None:
+        """Note a recorded run."""
+        self._records.pop(sizes, None)
+        self._records[sizes] = record
+        self._features[sizes] = self._features_at(sizes)
+        self._formulas.clear()
+        while len(self._records) > MOST_RECORDS:
+            del self._records[next(iter(self._records))]
+
+    def at(self, sizes: Sizes, storage_bytes: Sequence[int]) -> StepRecord | None:
+        """Return what a run at some sizes will request.
+
+        Args:
+            sizes: of the run.
+            storage_bytes: of each array at these sizes.
+
+        Returns:
+            None while too little was recorded.
+        """
+        if sizes in self._records:
+            return self._records[sizes]
+        if len(self._records) < 2 + len(sizes):
+            return None
+        nearest = max(self._records, key=lambda at: (_nearness(at, sizes), at))
+        features = self._features_at(sizes)
+        operators = {
+            name: self._operator_at(name, record, sizes, features, storage_bytes)
+            for name, record in self._records[nearest].operators.items()
+        }
+        return StepRecord(operators, (), is_predicted=True)
+
+    def _operator_at(
+        self,
+        name: str,
+        nearest: OperatorRecord,
+        sizes: Sizes,
+        features: Floats,
+        storage_bytes: Sequence[int],
+    ) -> OperatorRecord:
+        """Return one operator's requests."""
+        if nearest.is_as_planned:
+            arrays = tuple((ordinal, storage_bytes[array], array) for ordinal, _, array in nearest.arrays)
+            return OperatorRecord(arrays, (), 0, (), ())
+        structure = nearest.structure
+        known = tuple(
+            at for at, record in self._records.items() if record.operators[name].structure == structure
+        )
+        alike = [self._records[at].operators[name] for at in known]
+
+        def predict(recorded: Sequence[int]) -> int:
+            return self._predict(known, tuple(recorded), sizes, features)
+
+        requested = []
+        for position, (ordinal, _, array) in enumerate(nearest.arrays):
+            beyond = [record.arrays[position][1] - record.storage_bytes[position] for record in alike]
+            extra = predict([max(0, size) for size in beyond]) if any(beyond) else 0
+            requested.append((ordinal, storage_bytes[array] + extra, array))
+        slots = [
+            replace(slot, size_bytes=predict([record.workspace[position].size_bytes for record in alike]))
+            for position, slot in enumerate(nearest.workspace)
+        ]
+        persistent = tuple(
+            (ordinal, predict([record.persistent[position][1] for record in alike]))
+            for position, (ordinal, _) in enumerate(nearest.persistent)
+        )
+        placed, height = _stacked(nearest.workspace, slots)
+        return OperatorRecord(tuple(requested), placed, height, persistent, ())
+
+    def _predict(
+        self, known: tuple[Sizes, ...], recorded: tuple[int, ...], sizes: Sizes, features: Floats
+    ) -> int:
+        """Return the bytes of a request from those at the recorded sizes."""
+        if len(set(recorded)) == 1:
+            return recorded[0]
+        key = known, recorded
+        if key not in self._formulas:
+            rows = np.stack([self._features[at] for at in known])
+            self._formulas[key] = _simplest(rows, np.array(recorded, dtype=np.float64), len(sizes))
+        formula = self._formulas[key]
+        pairs = list(zip(known, recorded, strict=True))
+        # Nothing that is met by no formula is taken to grow faster than the sizes together.
+        largest = max(math.ceil(size * _growth(at, sizes)) for at, size in pairs)
+        predicted = largest if formula is None else formula.at(features)
+        least = max((size for at, size in pairs if _covers(sizes, at)), default=1)
+        most = min((size for at, size in pairs if _covers(at, sizes)), default=None)
+        return max(least, predicted if most is None else min(predicted, most))
+
+    def _features_at(self, sizes: Sizes) -> Floats:
+        """Return what requests may grow with: monomials of the sizes first, then the numbers of the graph."""
+        monomials = [
+            math.prod(size**exponent for size, exponent in zip(sizes, exponents, strict=True))
+            for exponents in _monomials(len(sizes))
+        ]
+        return np.array([*monomials, *map(float, self._numbers(sizes))], dtype=np.float64)
+
+
+def _simplest(rows: Floats, recorded: Floats, symbols: int) -> _Formula | None:
+    """Return the simplest formula of the features that meets what was recorded; None if none does.
+
+    Args:
+        rows: the features at each recorded size.
+        recorded: the bytes there.
+        symbols: the number of sizes.
+    """
+    for candidates in _candidates(rows, symbols):
+        best: _Formula | None = None
+        for features in candidates:
+            if len(features) > len(recorded):
+                continue
+            columns = rows[:, features]
+            scale = np.abs(columns).max(axis=0)
+            if not scale.all():
+                continue
+            factors, *_ = np.linalg.lstsq(columns / scale, recorded, rcond=None)
+            missed = math.ceil(float(np.abs(columns / scale @ factors - recorded).max()) - 1e-3)
+            if missed <= TOLERANCE_BYTES and (best is None or missed < best.slack_bytes):
+                best = _Formula(features, tuple((factors / scale).tolist()), missed)
+        if best is not None:
+            return best
+    return None
+
+
+def _candidates(rows: Floats, symbols: int) -> Iterator[list[tuple[int, ...]]]:
+    """Yield sets of features, simpler ones first: one, with a constant, polynomials of one size, of all."""
+    varying = [index for index in range(rows.shape[1]) if len(set(rows[:, index].tolist())) > 1]
+    _, distinct = np.unique(rows[:, varying], axis=1, return_index=True)
+    single = [varying[position] for position in sorted(distinct.tolist())]
+    yield [(index,) for index in single]
+    yield [(0, index) for index in single]
+    exponents = _monomials(symbols)
+    position = {exponent: index for index, exponent in enumerate(exponents)}
+    units = [tuple(int(at == symbol) for at in range(symbols)) for symbol in range(symbols)]
+    yield [(0, position[unit], position[tuple(2 * e for e in unit)]) for unit in units]
+    if symbols > 1:
+        mixed = [index for index, exponent in enumerate(exponents) if max(exponent) < 2]
+        yield [tuple(mixed)]
+        yield [(index, other) for index, other in itertools.combinations(mixed, 2)]
+
+
+def _stacked(
+    old: Sequence[WorkspaceSlot], slots: Sequence[WorkspaceSlot], alignment_bytes: int = 512
+) -> tuple[tuple[WorkspaceSlot, ...], int]:
+    """Place slots of other sizes, each above all that lay below it, which may be alive with it."""
+    if len(slots) < 2:
+        heights = [rounded(slot.size_bytes, alignment_bytes) for slot in slots]
+        return tuple(replace(slot, offset=0) for slot in slots), sum(heights)
+    ends: dict[int, int] = {}
+    placed: dict[int, WorkspaceSlot] = {}
+    for index in sorted(range(len(slots)), key=lambda position: old[position].offset):
+        below = (
+            ends[other] for other in ends if old[other].offset + old[other].size_bytes <= old[index].offset
+        )
+        offset = max(below, default=0)
+        placed[index] = replace(slots[index], offset=offset)
+        ends[index] = offset + rounded(slots[index].size_bytes, alignment_bytes)
+    return tuple(placed[index] for index in range(len(slots))), max(ends.values())
+
+
+def _covers(one: Sizes, other: Sizes) -> bool:
+    """Return True if no size of the first is smaller."""
+    return all(left >= right for left, right in zip(one, other, strict=True))
+
+
+def _nearness(at: Sizes, sizes: Sizes) -> float:
+    return -sum(abs(math.log(old / new)) for old, new in zip(at, sizes, strict=True))
+
+
+def _growth(at: Sizes, sizes: Sizes) -> float:
+    return math.prod(max(1.0, new / old) for old, new in zip(at, sizes, strict=True))
+
+
+def _monomials(count: int) -> list[tuple[int, ...]]:
+    """Return exponents of monomials: the constant, every product of different sizes, and the squares."""
+    products = sorted(itertools.product((0, 1), repeat=count), key=sum)
+    squares = [tuple(2 * int(at == size) for at in range(count)) for size in range(count)]
+    return [*products, *squares]
+
+
+def requirements(record: StepRecord, names: Sequence[str]) -> tuple[list[int], Mapping[int, int]]:
+    """Return the bytes of each operator's workspace, and of the arrays that were requested.
+
+    Args:
+        record: recorded or predicted.
+        names: of the operators.
+    """
+    arrays = {
+        array: size_bytes
+        for operator in record.operators.values()
+        for _, size_bytes, array in operator.arrays
+    }
+    return [record.operators[name].workspace_bytes for name in names], arrays
