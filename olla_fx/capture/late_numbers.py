@@ -20,11 +20,12 @@ import torch
 from torch import fx
 
 from olla_fx.capture.model_copy import ModelCopy
+from olla_fx.capture.refusals import DependsOnValuesError
 from olla_fx.capture.types import CapturedStep, LateRequest, OutputAlias, StepRequest
 from olla_fx.errors import NumberNotLateError
 from olla_fx.guards import LateBinding, NumberSlot, Role, StepInput
 from olla_fx.guards.numbers import root_in
-from olla_fx.torch_compat import LateNumbers, OpOverload, pytree
+from olla_fx.torch_compat import DATA_DEPENDENT_ERRORS, LateNumbers, OpOverload, pytree
 
 _MOST_ELEMENTS = 1024
 """Of constants that are compared by their values; larger ones are the same if they are one object."""
@@ -67,6 +68,10 @@ class LateTracing:
         try:
             with self._numbers.traced():
                 yield
+        except DependsOnValuesError:
+            raise
+        except DATA_DEPENDENT_ERRORS:  # what is asked of inputs may have to be answered first
+            raise
         except Exception as error:
             raise NumberNotLateError(self._pinned_names(), str(error)) from error
 
@@ -143,7 +148,11 @@ def refuse_other_graph(captured: CapturedStep, late: LateRequest) -> None:
     ]
     if not binding.suits(numbers):
         raise NumberNotLateError((), "another branch is taken by it", is_lasting=False)
-    if fingerprint(captured, late.constants) != late.fingerprint:
+    try:
+        is_same = fingerprint(captured, late.constants) == late.fingerprint
+    except (ArithmeticError, TypeError, ValueError):  # by computing with the constants
+        is_same = False
+    if not is_same:
         raise NumberNotLateError((), "the step does something else with it than to compute")
 
 

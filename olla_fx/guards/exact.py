@@ -7,7 +7,7 @@ another object than before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -75,7 +75,8 @@ class ExactComparison:
         self._present_modules = modules
         self._optimizer = optimizer
         self._gradients_count = differentiates or assumed.mode is not Mode.INFERENCE
-        self._numbers = {changed(slot): (slot, number) for slot, number in assumed.reads.numbers()}
+        late = {slot.name for slot in assumed.reads.late.slots}
+        self._numbers = [(slot, number) for slot, number in assumed.reads.numbers() if slot.name not in late]
         self._planned = {facts: list(facts()) for facts in self._all_facts()}
 
     def why_not(self) -> str | None:
@@ -94,16 +95,23 @@ class ExactComparison:
             if present != planned
         )
 
-    def changed_numbers(self) -> dict[NumberSlot, float] | None:
-        """Return the numbers for which alone the plan does not fit, as they were; None if there is more."""
-        numbers: dict[NumberSlot, float] = {}
-        for reason, _ in self.changes():
-            slot, number = self._numbers.get(reason, (None, 0.0))
-            present = None if slot is None else slot.read()
-            if slot is None or type(present) is not type(number) or not can_be_late(present):
-                return None
-            numbers[slot] = number
-        return numbers
+    def changed_numbers(
+        self, are_wanted: Callable[[Iterable[NumberSlot]], bool]
+    ) -> dict[NumberSlot, float] | None:
+        """Return the numbers for which alone the plan does not fit, as they were; None if there is more.
+
+        Args:
+            are_wanted: returns False for numbers that need not be looked at further.
+        """
+        present = [(slot, number, slot.read()) for slot, number in self._numbers]
+        numbers = {slot: number for slot, number, now in present if _differ(now, number)}
+        suit = all(
+            type(now) is type(number) and can_be_late(now) for slot, number, now in present if slot in numbers
+        )
+        if not numbers or not suit or not are_wanted(numbers):
+            return None
+        reasons = {changed(slot) for slot in numbers}
+        return numbers if all(reason in reasons for reason, _ in self.changes()) else None
 
     def lost(self) -> str | None:
         """Return which module or tensor is gone, or has another place or kind; None if none is."""
@@ -160,3 +168,7 @@ class ExactComparison:
                 yield f"{slot.name} was frozen or unfrozen", tensor.requires_grad
             if self.assumed.mode is Mode.TRAINING and slot.role is Role.PARAMETER:
                 yield f"{slot.name} has a gradient hook", torch_compat.tensor_hooks(tensor)
+
+
+def _differ(one: object, other: object) -> bool:
+    return type(one) is not type(other) or repr(one) != repr(other)

@@ -9,7 +9,7 @@ and the decisions that the traced code took by it, are guarded.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CellType
 from typing import Any
@@ -222,8 +222,3 @@ def cell_or_globals(holder: object, name: str) -> tuple[Step, ...]:
     if isinstance(holder, CellType):
         return (("cell", name),)
     return (("item", name),) if isinstance(holder, dict) else ()
-
-
-def unique(slots: Iterable[NumberSlot]) -> dict[str, NumberSlot]:
-    """Return slots by what is said if they change."""
-    return {changed(slot): slot for slot in slots}

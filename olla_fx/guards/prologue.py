@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,9 +138,15 @@ class Prologue:
         """Return what model and settings differ in from what the plan assumes."""
         return self._exact.changes()
 
-    def changed_numbers(self) -> dict[NumberSlot, float] | None:
-        """Return the numbers for which alone the plan does not fit, as they were; None if there is more."""
-        return self._exact.changed_numbers()
+    def changed_numbers(
+        self, are_wanted: Callable[[Iterable[NumberSlot]], bool]
+    ) -> dict[NumberSlot, float] | None:
+        """Return the numbers for which alone the plan does not fit, as they were; None if there is more.
+
+        Args:
+            are_wanted: returns False for numbers that need not be looked at further.
+        """
+        return self._exact.changed_numbers(are_wanted)
 
     def fits(self) -> bool:
         """Return True if the plan fits the model as it is now."""

@@ -36,8 +36,8 @@ class LateNumbers:
             plans: for calls with such inputs, the one used last first; none of them fits.
         """
         for plan in plans:
-            changed = plan.prologue.changed_numbers()
-            if not changed or not self._is_allowed(changed):
+            changed = plan.prologue.changed_numbers(self._may_be_late)
+            if changed is None:
                 continue
             base = plan.executor.step.captured
             if not any(
@@ -74,7 +74,7 @@ class LateNumbers:
         logger.info("%s: inputs of the plan from now on", names)
         return compiled
 
-    def _is_allowed(self, slots: Iterable[NumberSlot]) -> bool:
+    def _may_be_late(self, slots: Iterable[NumberSlot]) -> bool:
         names = frozenset(slot.name for slot in slots)
         return not names & self._constant and names not in self._refused
 

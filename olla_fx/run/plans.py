@@ -183,6 +183,7 @@ class Plans:
         self.cache.clear()
         self.families.clear()
         self.new_kinds.forget()
+        self._late_numbers = LateNumbers()
 
     def _make_again(self, new: NewCall, limit: TimeLimit) -> tuple[CachedPlan, list[Any]]:
         """Make the plan of a later call; return it and the values of its placeholders."""

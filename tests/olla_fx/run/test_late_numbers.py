@@ -432,6 +432,42 @@ def test_plans_without_late_numbers_have_the_guards_that_they_had():
     assert "# numbers" not in step._plans.current.prologue.source
 
 
+class Asking(Scaled):
+    """Asks inputs for values, too."""
+
+    def forward(self, x, mask):
+        y = self.net(x)
+        if mask.all():
+            y = y.exp()
+        longest = int(mask.sum(1).max())
+        return torch.cat([y[:, :longest] * self.beta, y[:, longest:]], 1)
+
+
+def test_questions_about_inputs_beside_a_late_number():
+    ones, others = torch.ones(4, 3, dtype=torch.bool), torch.zeros(4, 3, dtype=torch.bool)
+    others[0, :2] = True
+    pair = OwnLoop(Asking(None, beta=0.5), (VECTORS[0][0], ones))
+    for index, (x, y) in enumerate([*VECTORS, *VECTORS]):
+        pair.train((x, (ones, others)[index % 2], y))
+        pair.change(lambda model: anneal(model, 0))
+    pair.compare()
+    assert_served(pair.step)
+    assert pair.step.stats.cached_plans == 4
+
+
+def test_a_question_about_inputs_that_reads_a_number():
+    def use(m, y):
+        return y * m.beta
+
+    class Comparing(Scaled):
+        def forward(self, x):
+            y = super().forward(x)
+            return y if (x > self.beta + 100).any() else y.exp()
+
+    pair = train(Comparing(use, beta=0.5), anneal, steps=6, every=2)
+    assert pair.step.stats.cached_plans == 3
+
+
 class FallingStep(WholeStep):
     """A whole step of which some calls run in eager: there is nothing to say of their arrays."""
 
