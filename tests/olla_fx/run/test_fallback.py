@@ -18,6 +18,9 @@ from tests.olla_fx.helpers import ADAMW, SmallNet, images
 from tests.olla_fx.run.whole_step.clipped import ClippedStep
 
 
+ONE_PLAN_A_SIZE = {"fallback": "eager", "dynamic": False}
+
+
 class FallingStep(WholeStep):
     """A whole step of which some calls run in eager: there is nothing to say of their arrays."""
 
@@ -26,11 +29,11 @@ class FallingStep(WholeStep):
 
 
 def own_loop(model=None, **options):
-    return OwnLoop(model or SmallNet(), images(1)[0][0], ADAMW, **{"fallback": "eager", "dynamic": False, **options})
+    return OwnLoop(model or SmallNet(), images(1)[0][0], ADAMW, **{**ONE_PLAN_A_SIZE, **options})
 
 
 def whole_step(model=None, **options):
-    return FallingStep(model or SmallNet(), ADAMW, images(1)[0], **{"fallback": "eager", "dynamic": False, **options})
+    return FallingStep(model or SmallNet(), ADAMW, images(1)[0], **{**ONE_PLAN_A_SIZE, **options})
 
 
 def sizes_in_turn(count, *sizes):
