@@ -17,7 +17,6 @@ from tests.olla_fx.harness import OwnLoop, WholeStep, assert_served
 from tests.olla_fx.helpers import ADAMW, SmallNet, images
 from tests.olla_fx.run.whole_step.clipped import ClippedStep
 
-
 ONE_PLAN_A_SIZE = {"fallback": "eager", "dynamic": False}
 
 
