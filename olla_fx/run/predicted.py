@@ -26,6 +26,11 @@ Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 TOLERANCE_BYTES = 128
 """Kernels round their requests up, so that a formula is met but for so much."""
 
+_Series: TypeAlias = tuple[
+    tuple[Sizes, ...], list[tuple[int, ...]], list[tuple[int, ...]], list[tuple[int, ...]]
+]
+"""Recorded sizes; for each request the bytes there: of arrays beyond their tensors, scratch, persistent."""
+
 MOST_RECORDS = 16
 """The last recordings that are looked at."""
 
@@ -63,6 +68,7 @@ class Recordings:
         self._numbers = numbers
         self._records: dict[Sizes, StepRecord] = {}
         self._features: dict[Sizes, Floats] = {}
+        self._series: dict[tuple[str, int], _Series] = {}
         self._formulas: dict[tuple[tuple[Sizes, ...], tuple[int, ...]], _Formula | None] = {}
 
     def add(self, sizes: Sizes, record: StepRecord) -> None:
@@ -71,6 +77,7 @@ class Recordings:
         self._records[sizes] = record
         self._features[sizes] = self._features_at(sizes)
         self._formulas.clear()
+        self._series.clear()
         while len(self._records) > MOST_RECORDS:
             del self._records[next(iter(self._records))]
 
@@ -108,30 +115,48 @@ class Recordings:
         if nearest.is_as_planned:
             arrays = tuple((ordinal, storage_bytes[array], array) for ordinal, _, array in nearest.arrays)
             return OperatorRecord(arrays, (), 0, (), ())
-        structure = nearest.structure
-        known = tuple(
-            at for at, record in self._records.items() if record.operators[name].structure == structure
+        key = name, id(nearest)
+        if key not in self._series:
+            self._series[key] = self._series_of(name, nearest)
+        known, beyond, workspace, persistent = self._series[key]
+
+        def predict(recorded: tuple[int, ...]) -> int:
+            return self._predict(known, recorded, sizes, features)
+
+        requested = tuple(
+            (ordinal, storage_bytes[array] + (predict(extra) if extra else 0), array)
+            for (ordinal, _, array), extra in zip(nearest.arrays, beyond, strict=True)
         )
-        alike = [self._records[at].operators[name] for at in known]
-
-        def predict(recorded: Sequence[int]) -> int:
-            return self._predict(known, tuple(recorded), sizes, features)
-
-        requested = []
-        for position, (ordinal, _, array) in enumerate(nearest.arrays):
-            beyond = [record.arrays[position][1] - record.storage_bytes[position] for record in alike]
-            extra = predict([max(0, size) for size in beyond]) if any(beyond) else 0
-            requested.append((ordinal, storage_bytes[array] + extra, array))
         slots = [
-            replace(slot, size_bytes=predict([record.workspace[position].size_bytes for record in alike]))
-            for position, slot in enumerate(nearest.workspace)
+            WorkspaceSlot(slot.ordinal, predict(recorded), slot.offset)
+            for slot, recorded in zip(nearest.workspace, workspace, strict=True)
         ]
-        persistent = tuple(
-            (ordinal, predict([record.persistent[position][1] for record in alike]))
-            for position, (ordinal, _) in enumerate(nearest.persistent)
-        )
         placed, height = _stacked(nearest.workspace, slots)
-        return OperatorRecord(tuple(requested), placed, height, persistent, ())
+        outlived = tuple(
+            (ordinal, predict(recorded))
+            for (ordinal, _), recorded in zip(nearest.persistent, persistent, strict=True)
+        )
+        return OperatorRecord(requested, placed, height, outlived, ())
+
+    def _series_of(self, name: str, nearest: OperatorRecord) -> _Series:
+        """Return what an operator requested at the sizes at which it requested as often as at the nearest."""
+        structure = nearest.structure
+        records = {at: record.operators[name] for at, record in self._records.items()}
+        known = tuple(at for at, record in records.items() if record.structure == structure)
+        alike = [records[at] for at in known]
+        beyond = [
+            tuple(max(0, record.arrays[position][1] - record.storage_bytes[position]) for record in alike)
+            for position in range(len(nearest.arrays))
+        ]
+        workspace = [
+            tuple(record.workspace[position].size_bytes for record in alike)
+            for position in range(len(nearest.workspace))
+        ]
+        persistent = [
+            tuple(record.persistent[position][1] for record in alike)
+            for position in range(len(nearest.persistent))
+        ]
+        return known, [series if any(series) else () for series in beyond], workspace, persistent
 
     def _predict(
         self, known: tuple[Sizes, ...], recorded: tuple[int, ...], sizes: Sizes, features: Floats
@@ -145,9 +170,11 @@ class Recordings:
             self._formulas[key] = _simplest(rows, np.array(recorded, dtype=np.float64), len(sizes))
         formula = self._formulas[key]
         pairs = list(zip(known, recorded, strict=True))
-        # Nothing that is met by no formula is taken to grow faster than the sizes together.
-        largest = max(math.ceil(size * _growth(at, sizes)) for at, size in pairs)
-        predicted = largest if formula is None else formula.at(features)
+        if formula is None:
+            # Nothing is taken to grow faster than the sizes together.
+            predicted = max(math.ceil(size * _growth(at, sizes)) for at, size in pairs)
+        else:
+            predicted = formula.at(features)
         least = max((size for at, size in pairs if _covers(sizes, at)), default=1)
         most = min((size for at, size in pairs if _covers(at, sizes)), default=None)
         return max(least, predicted if most is None else min(predicted, most))
@@ -210,7 +237,7 @@ def _stacked(
     """Place slots of other sizes, each above all that lay below it, which may be alive with it."""
     if len(slots) < 2:
         heights = [rounded(slot.size_bytes, alignment_bytes) for slot in slots]
-        return tuple(replace(slot, offset=0) for slot in slots), sum(heights)
+        return tuple(WorkspaceSlot(slot.ordinal, slot.size_bytes, 0) for slot in slots), sum(heights)
     ends: dict[int, int] = {}
     placed: dict[int, WorkspaceSlot] = {}
     for index in sorted(range(len(slots)), key=lambda position: old[position].offset):
