@@ -101,6 +101,19 @@ def _refused_types(node: fx.Node) -> set[torch.dtype]:
     return types if len(types) > 1 and not is_supported else set()
 
 
+def refuse_unwritable(graph_module: fx.GraphModule, model: nn.Module) -> None:
+    """Refuse an operator whose overload has the name of a Python keyword: no code can be written with it."""
+    for node in graph_module.graph.nodes:
+        if node.target in _UNWRITABLE:
+            raise CaptureError(
+                f"{type(model).__name__} calls random_ with two bounds, an operator whose name torch.fx "
+                "cannot write: use torch.randint or torch.randint_like, which draw the same numbers"
+            )
+
+
+_UNWRITABLE = frozenset({getattr(torch.ops.aten.random, "from"), getattr(torch.ops.aten.random_, "from")})
+
+
 def refuse_baked_tensors(graph_module: fx.GraphModule, modules: Mapping[str, nn.Module]) -> None:
     """Refuse a step that reads its own parameters or buffers other than as attributes of modules."""
     names = {
@@ -187,11 +200,6 @@ def explained(model: nn.Module) -> Iterator[None]:
                 f"{name} gives a tensor another size or storage (resize_, set_){_where(error)}, as "
                 "nn.CrossMapLRN2d does, which capturing cannot follow: make tensors in their final shape; "
                 "nn.LocalResponseNorm does"
-            ) from error
-        if isinstance(error, SyntaxError) and ".from(" in (error.text or ""):
-            raise CaptureError(
-                f"{name} calls random_ with two bounds, an operator whose name torch.fx cannot write: use "
-                "torch.randint or torch.randint_like, which draw the same numbers"
             ) from error
         recurrent = [path for path, module in model.named_modules() if isinstance(module, nn.RNNBase)]
         if recurrent and "data pointer" in str(error):

@@ -30,6 +30,7 @@ from olla_fx.capture.refusals import (
     refuse_baked_tensors,
     refuse_effects,
     refuse_mixed_types,
+    refuse_unwritable,
 )
 from olla_fx.capture.tracing import Tracing
 from olla_fx.capture.types import CapturedFamily, CapturedStep, OutputLayout, StepRequest
@@ -104,7 +105,7 @@ def _captured(request: StepRequest, questions: Questions) -> CapturedStep:
         reads=tracing.baked_values(),
         device=tracing.device,
         questions=questions.asked,
-        signatures=signatures_of(graph_module.graph) if family is None else (),
+        signatures=() if family or _has_open_sizes(graph_module) else signatures_of(graph_module.graph),
         family=family,
     )
     if request.late is not None:
@@ -165,6 +166,7 @@ def _trace(
     refuse_effects(graph_module, len(tracing.inputs))
     refuse_baked_tensors(graph_module, request.modules())
     refuse_mixed_types(graph_module, request.model)
+    refuse_unwritable(graph_module, request.model)
     return tracing, graph_module
 
 

@@ -141,7 +141,7 @@ def test_a_request_beyond_the_prediction_is_recorded_again():
     pair = WholeStep(Encoder(), ADAMW, words(4, 9), word_loss)
     for length in (9, 24, 5):
         pair.train(words(4, length))
-    (family,) = pair.step._families._families
+    (family,) = pair.step._plans.families._families
     recorded = family.recordings._predict
     family.recordings._predict = lambda *arguments: max(1, recorded(*arguments) // 2)
     pair._check_service = lambda batch: None
