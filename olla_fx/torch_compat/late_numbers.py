@@ -17,7 +17,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch._dynamo.source import ConstantSource
 from torch.fx.experimental import proxy_tensor as _proxy_tensor
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.fx.experimental.sym_node import SymNode
@@ -159,6 +158,9 @@ class LateNumbers:
         number = int(value) if kind is bool else value
         if kind not in (int, float, bool) or not math.isfinite(number):
             raise TypeError(f"a late-bound number became {value!r}")
+        # Here, as importing Dynamo takes as much memory as torch's other Python code together.
+        from torch._dynamo.source import ConstantSource
+
         source = ConstantSource(f"late{len(self._symbols)}")
         dynamic = _symbolic_shapes.DimDynamic.DYNAMIC
         symbol = self._shape_env.create_unspecified_symbol(number, source, dynamic)

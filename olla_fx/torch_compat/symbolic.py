@@ -9,7 +9,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch._dynamo.source import ConstantSource
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -27,6 +26,9 @@ def new_size(fake_mode: Any, index: int, hint: int) -> torch.SymInt:
         hint: the value with which questions about it are answered; each answer becomes a guard.
     """
     environment = fake_mode.shape_env
+    # Here, as importing Dynamo takes as much memory as torch's other Python code together.
+    from torch._dynamo.source import ConstantSource
+
     source = ConstantSource(f"size{index}")
     symbol = environment.create_symbol(hint, source, dynamic_dim=_symbolic_shapes.DimDynamic.DYNAMIC)
     size: torch.SymInt = environment.create_symintnode(symbol, hint=hint, source=source)
