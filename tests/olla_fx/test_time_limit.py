@@ -113,7 +113,7 @@ def test_micro_batches_and_update_share_the_limit(planner: Planner) -> None:
 
 
 def test_plans_for_another_size_have_a_limit_of_their_own(planner: Planner) -> None:
-    step, example = whole_step(time_limit=LIMIT)
+    step, example = whole_step(time_limit=LIMIT, dynamic=False)
     step(*example)
     assert planner.taken() == [LIMIT, LIMIT]
     step(*(tensor.repeat(2, *[1] * (tensor.dim() - 1)) for tensor in example))

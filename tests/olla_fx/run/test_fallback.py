@@ -271,7 +271,7 @@ def test_a_schedule_goes_on():
         ADAMW,
         images(1)[0],
         scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
-        fallback="eager",
+        **ONE_PLAN_A_SIZE,
     )
     stepped = []
     pair.optimizers[1].register_step_post_hook(lambda *_: stepped.append(None))
