@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import linecache
 import logging
 import operator
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import sympy
@@ -58,6 +60,15 @@ class _Numbers(_symbolic_shapes.ShapeEnv):
                     value = int(constant) if constant.is_Integer else float(constant)
                     return sympy.true if self.comparable[number](relation, value) else sympy.false
             raise
+
+    # To know which files are not the user's, PyTorch imports its exporters and compilers, which is 45 MiB.
+
+    def _get_user_frame(self) -> FrameType | None:
+        """Look for no line of the user's that made a number."""
+        return inspect.currentframe()
+
+    def _log_create_unbacked_symbol(self, *args: Any, **kwargs: Any) -> None:
+        """Log no stack that made a number."""
 
 
 def answer_comparisons(number: Any, compare: Compare) -> None:

@@ -7,9 +7,7 @@ beforehand to learn about its outputs and mutations, and runs the graph afterwar
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +20,6 @@ from torch._subclasses import functional_tensor as _functional_tensor
 from torch.fx import _lazy_graph_module
 from torch.fx import config as _config
 from torch.fx.experimental import proxy_tensor as _proxy_tensor
-from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.nn.modules import activation as _activation
 from torch.utils import checkpoint as _checkpoint
 
@@ -120,36 +117,15 @@ def _without_stack_traces() -> Iterator[None]:
     """Keep the tracer from noting for each node the lines of code that led to it.
 
     Nothing here reads them, and Python keeps every file that it looks a line up in. A release that has no
-    such setting notes them. For a number that is read it looks for the user's line, and to know torch's own
-    files imports exporters and compilers that nothing else needs: those that are imported will do.
+    such setting notes them.
     """
     with PATCHING:
-        original = getattr(_config, _NO_STACK_TRACES, None), _symbolic_shapes.uninteresting_files
+        original = getattr(_config, _NO_STACK_TRACES, None)
         setattr(_config, _NO_STACK_TRACES, True)
-        _symbolic_shapes.uninteresting_files = _files_of_torch  # type: ignore[assignment]
         try:
             yield
         finally:
-            setattr(_config, _NO_STACK_TRACES, original[0])
-            _symbolic_shapes.uninteresting_files = original[1]
-
-
-@functools.cache
-def _files_of_torch() -> frozenset[str]:
-    files = (
-        getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name in _TRACERS
-    )
-    return frozenset(path for path in files if path)
-
-
-_TRACERS = frozenset(
-    {
-        "torch", "torch._library.custom_ops", "torch._library.fake_impl", "torch._subclasses.fake_impls",
-        "torch._subclasses.fake_tensor", "torch._subclasses.meta_utils", "torch.fx._symbolic_trace",
-        "torch.fx.experimental.recording", "torch.fx.experimental.sym_node", "torch.fx.interpreter",
-        "torch.fx.experimental.symbolic_shapes",
-    }
-)  # fmt: skip
+            setattr(_config, _NO_STACK_TRACES, original)
 
 
 @contextlib.contextmanager
