@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from olla_fx import arena, disk_cache, torch_compat
 from olla_fx.arena import Binding
@@ -146,7 +147,7 @@ def _plan_captured(request: CompileRequest, captured: CapturedStep, progress: Pr
         progress.begin("build")
     in_buffer = request.runs and request.in_buffer and arena.available(captured.device)
     begin_operator = arena.begin_operator_function(captured.device) if in_buffer else None
-    emitted = EmittedStep((), (), tuple)
+    emitted = EmittedStep((), (), partial(tuple))
     if request.runs:
         with _timed("emit", seconds, progress):
             emitted = emit(dataflow, problem, memory, captured.inputs, begin_operator)

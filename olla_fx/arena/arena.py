@@ -123,16 +123,25 @@ class Arena:
 
     begin_operator: Callable[[int], None]
 
-    def __init__(self, buffer: Buffer, operator_count: int, requests: Sequence[PlannedRequest]) -> None:
-        """Put an allocation table into a buffer."""
-        _check_table(buffer, operator_count, requests)
+    def __init__(
+        self, buffer: Buffer, operator_count: int, requests: Sequence[PlannedRequest], base: int = 0
+    ) -> None:
+        """Put an allocation table into a buffer.
+
+        Args:
+            buffer: serves the requests.
+            operator_count: of the step.
+            requests: with offsets from ``base`` on.
+            base: bytes of the buffer before the first one that is planned.
+        """
+        _check_table(buffer, operator_count, requests, base)
         native = self._native = _require_native(buffer.device)
         rows = [
             (
                 request.operator,
                 request.ordinal,
                 request.size_bytes,
-                _OUTSIDE_ON_PURPOSE if request.offset is None else request.offset,
+                _OUTSIDE_ON_PURPOSE if request.offset is None else base + request.offset,
             )
             for request in requests
         ]
@@ -229,10 +238,12 @@ def _require_native(device: torch.device) -> NativeModule:
     return native
 
 
-def _check_table(buffer: Buffer, operator_count: int, requests: Sequence[PlannedRequest]) -> None:
+def _check_table(buffer: Buffer, operator_count: int, requests: Sequence[PlannedRequest], base: int) -> None:
     if operator_count < 0:
         raise ValueError(f"an allocation table of {operator_count} operators cannot be")
     alignment_bytes = alignment_of(buffer.device)
+    if base < 0 or base % alignment_bytes:
+        raise ValueError(f"an arena cannot begin at {base}: it must be a multiple of {alignment_bytes}")
     seen: set[tuple[int, int]] = set()
     for request in requests:
         name = f"request {request.ordinal} of operator {request.operator}"
@@ -245,10 +256,9 @@ def _check_table(buffer: Buffer, operator_count: int, requests: Sequence[Planned
             raise ValueError(f"{name} is of {request.size_bytes} B; only requests of a byte or more are seen")
         if request.offset is None:
             continue
-        if request.offset < 0 or request.offset + request.size_bytes > buffer.buffer_bytes:
-            end = request.offset + request.size_bytes
-            raise ValueError(
-                f"{name}, at [{request.offset}, {end}), is not inside the {buffer.buffer_bytes} B buffer"
-            )
+        end = base + request.offset + request.size_bytes
+        if request.offset < 0 or end > buffer.buffer_bytes:
+            where = f"[{base + request.offset}, {end})"
+            raise ValueError(f"{name}, at {where}, is not inside the {buffer.buffer_bytes} B buffer")
         if request.offset % alignment_bytes:
             raise ValueError(f"{name}: offset {request.offset} is no multiple of {alignment_bytes}")

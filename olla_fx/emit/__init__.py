@@ -28,13 +28,13 @@ class EmittedStep:
         functions: for each phase, the generated function that runs it.
         placeholders_read: for each phase, the indices of the placeholders that it reads, other than in
             recomputations, which read what is there, as eager's do.
-        write: writes the graphs of all phases.
+        write: writes the graphs of all phases, ``plan`` in their comments.
         numbers: attributes of the graphs that are others here, where sizes of the inputs vary.
     """
 
     functions: tuple[Callable[..., Any], ...]
     placeholders_read: tuple[frozenset[int], ...]
-    write: Callable[[], tuple[fx.GraphModule, ...]]
+    write: partial[tuple[fx.GraphModule, ...]]
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -54,6 +54,14 @@ class EmittedStep:
         functions = tuple(with_attributes(function, numbers) for function in self.functions)
         return replace(self, functions=functions, numbers=numbers)
 
+    def with_offsets(self, plan: MemoryPlan) -> EmittedStep:
+        """Return the same code, whose graphs tell other offsets.
+
+        Args:
+            plan: in the same order.
+        """
+        return replace(self, write=partial(self.write, plan=plan))
+
 
 def emit(
     dataflow: Dataflow,
@@ -63,7 +71,9 @@ def emit(
     begin_operator: Callable[[int], object] | None = None,
 ) -> EmittedStep:
     """Write a plan out as graphs and functions; see :func:`olla_fx.emit.graph.reordered_graphs`."""
-    write = partial(reordered_graphs, dataflow, problem, plan, inputs, begin_operator)
+    write = partial(
+        reordered_graphs, dataflow, problem, plan=plan, inputs=inputs, begin_operator=begin_operator
+    )
     phases = write()
     return EmittedStep(
         tuple(generated_function(phase.graph, dataflow.graph_module) for phase in phases),

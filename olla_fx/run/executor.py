@@ -17,6 +17,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from olla_fx.dataflow import GradientsInBuffer, build_dataflow
 from olla_fx.errors import BufferMemoryError
 from olla_fx.report import format_bytes
 from olla_fx.run.persistent import allocate_library_workspaces
-from olla_fx.run.pool import Lease, LeftGradients, pool_of
+from olla_fx.run.pool import Lease, LeftGradients, Range, Way, pool_of
 from olla_fx.run.recording import (
     RecordingInterpreter,
     StepRecord,
@@ -36,6 +37,7 @@ from olla_fx.run.recording import (
     problem_with_workspaces,
     read_recording,
 )
+from olla_fx.run.waiting import gathered, held_while_waiting
 from olla_fx.time_limit import TimeLimit
 from olla_solvers.effort.freed_memory import return_freed_memory
 
@@ -90,6 +92,8 @@ class Executor:
         self.outside_log: tuple[str, ...] = ()
         self.leaves_stuck_gradients = False
         self._is_new = True
+        self._is_gathered = False
+        self._held: tuple[CompiledStep, Range] | None = None
         self._pool.want(self, step.plan.buffer_bytes)
 
     def planned_for(self, gradients: GradientsInBuffer, limit: TimeLimit) -> Executor:
@@ -149,6 +153,8 @@ class Executor:
         in_buffer = self.step.binding is Binding.BUFFER and not torch_compat.captures_current_stream()
         if lease is None or not in_buffer:
             return Run(self, None, lease)
+        if not self._is_gathered and self._requests is not None and self._pool.is_host(self):
+            self._gather()
         try:
             arena = self._arena(lease)
         except BaseException:
@@ -157,6 +163,25 @@ class Executor:
         recorded = self._wants_recording and not self._warm_ups
         return Run(self, arena, lease, recorded=recorded, limit=limit)
 
+    def _gather(self) -> None:
+        """Place the arrays so that other plans can run in the rest of the buffer while a run waits."""
+        self._is_gathered = True
+        step = gathered(self.step)
+        if step is not None and self._record is not None:
+            self._use(step, self._record)
+
+    def _use(self, step: CompiledStep, record: StepRecord) -> None:
+        """Put a step in force that was planned with what was recorded."""
+        self.step = step
+        self._requests = planned_requests(step.plan.problem, step.plan.memory, record)
+        self._pool.want(self, step.plan.buffer_bytes)
+
+    def held_range(self, step: CompiledStep) -> Range:
+        """Return what a run of a step in force holds while it waits for its backward."""
+        if self._held is None or self._held[0] is not step:
+            self._held = step, held_while_waiting(step)
+        return self._held[1]
+
     def _arena(self, lease: Lease) -> Arena:
         if self._requests is None:
             # What the operators request is not known yet: all of it is the stock allocator's to serve.
@@ -164,7 +189,9 @@ class Executor:
             return Arena(Buffer(0, self.step.captured.device), len(self.step.plan.order), ())
         order, requests = self.step.plan.order, self._requests
         try:
-            return lease.arena(self._pool, self, lambda buffer: Arena(buffer, len(order), requests))
+            return lease.arena(
+                self._pool, self, lambda buffer, base: Arena(buffer, len(order), requests, base)
+            )
         except MemoryError as error:
             raise self._too_large() from error
 
@@ -214,8 +241,8 @@ class Executor:
             order = run.step.plan.order
             record = read_recording(run.step.dataflow, order, run.addresses, run.recording)
             self._plan_again(record, run.gradients, run.limit)
-        elif run.counts.outside and not self._wants_recording and self._recordings < MOST_RECORDINGS:
-            self._wants_recording = True
+        elif run.counts.outside and not run.was_in_the_way and not self._wants_recording:
+            self._wants_recording = self._recordings < MOST_RECORDINGS
 
     def _plan_again(self, record: StepRecord, gradients: GradientsInBuffer, limit: TimeLimit | None) -> None:
         """Compile the step anew with what was recorded."""
@@ -232,9 +259,8 @@ class Executor:
             request = replace(self._request, earlier=self.step, in_buffer=False, limit=limit)
             self.step = plan_captured(request, self.step.captured)
             return
-        self.step = self._compiled(record, gradients, limit)
-        self._requests = planned_requests(self.step.plan.problem, self.step.plan.memory, record)
-        self._pool.want(self, self.step.plan.buffer_bytes)
+        self._use(self._compiled(record, gradients, limit), record)
+        self._is_gathered = False
         self._is_new = True
 
 
@@ -250,6 +276,7 @@ class Run:
         addresses: for each timestep, where the operator's results are, if recorded.
         recording: the planning thread's requests, if recorded.
         gradients: those that a plan for such a run should have in the buffer.
+        was_in_the_way: True if other runs held something where its arrays belong.
         limit: for planning again after it.
     """
 
@@ -274,6 +301,7 @@ class Run:
         self.addresses: dict[int, list[int | None]] = {}
         self.recording: list[RecordedRequest] = []
         self.gradients = self.step.dataflow.gradients
+        self.was_in_the_way = False
 
     def run_phase(self, index: int, arguments: Sequence[Any], *, last: bool = True) -> Any:
         """Run a phase.
@@ -283,6 +311,11 @@ class Run:
             arguments: of its graph.
             last: True if the run is over after it; otherwise the buffer stays claimed.
         """
+        if index and self._lease is not None:
+            way = self._lease.resume()
+            self.was_in_the_way |= way is not Way.FREE
+            if way is Way.BUSY:
+                self.arena = None
         try:
             with torch.no_grad(), _without_autocast(self.step.captured.device.type):
                 results = self._run(index, arguments, last or index + 1 < len(self.step.emitted.functions))
@@ -293,6 +326,8 @@ class Run:
             raise
         if last:
             self.release()
+        elif index == 0 and self._lease is not None:
+            self._lease.wait(partial(self._executor.held_range, self.step) if self.arena else _hold_nothing)
         return results
 
     def _run(self, index: int, arguments: Sequence[Any], once: bool) -> Any:
@@ -338,6 +373,10 @@ class Run:
         self.arena = None  # which would keep its memory
         if self._lease is not None:
             self._lease.release()
+
+
+def _hold_nothing() -> Range:
+    return 0, 0
 
 
 def _without_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:

@@ -1,10 +1,12 @@
 """Shares buffers among all planned modules of a process: one pool for each device.
 
-A run claims one buffer of the pool, a *segment*, and holds it until it is over; in the caller's own loop that
-is when backward has run. Plans that run in turn share a segment as large as the largest of them; plans that
-were seen to run at the same time are kept apart. Who shares is a colouring of the graph of plans that overlap
-in time, where a colour costs what its largest plan needs (max-coloring, Pemmaraju et al., "Buffer
-minimization using max-coloring"): first fit, the largest plan first.
+A run claims addresses in a buffer of the pool, a *segment*, and holds them until it is over; in the caller's
+own loop that is when backward has run. Plans that run in turn share a segment as large as the largest. While
+a run waits for its backward it holds only what is alive then, and another plan may run in the rest of the
+segment (a discriminator between a generator's forward and backward), which is made large enough for both.
+Plans that were seen to run at the same time, or to wait for each other crosswise, are kept apart. Who shares
+is a colouring of the graph of plans that overlap in time, where a colour costs what its largest plan needs
+(max-coloring, Pemmaraju et al., "Buffer minimization using max-coloring"): first fit, the largest plan first.
 
 A segment that is too small is freed before a larger one is allocated, and one that no living plan needs so
 large is freed as soon as it is idle. What ends a claim or a plan may be the garbage collector, in any thread
@@ -18,12 +20,13 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from olla_fx import arena
+from olla_fx.alignment import alignment_of
+from olla_fx.run.pool.claim import Claim, HeldRange, Way
 from olla_fx.run.pool.segment import Segment
 
 
@@ -39,29 +42,38 @@ class BufferPool:
         self._dropped: list[Segment] = []
         self._claims: set[Claim] = set()
         self._wanted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._nested: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._hosts: weakref.WeakSet[Any] = weakref.WeakSet()
         self._overlaps: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
         self._colours: weakref.WeakKeyDictionary[Any, int] | None = None
 
     def want(self, plan_owner: object, buffer_bytes: int) -> None:
-        """Note the bytes that the plan of an owner needs, as long as that owner lives; forget its arena."""
+        """Note the bytes that the plan of an owner needs, as long as that owner lives; forget its arenas."""
         with self._locked():
             if plan_owner not in self._wanted:
                 self._overlaps[plan_owner] = weakref.WeakSet()
                 weakref.finalize(plan_owner, self._tidy_after_change).atexit = False
+            else:
+                # What it holds while it waits may be another part now.
+                self._nested.clear()
             self._wanted[plan_owner] = buffer_bytes
             for segment in self._segments:
                 if plan_owner in segment.arenas:
-                    segment.arenas[plan_owner] = None
+                    segment.arenas[plan_owner] = {}
         self._tidy_after_change()
+
+    def is_host(self, plan_owner: object) -> bool:
+        """Return True if other plans were to run beside what this one's run holds or has left."""
+        return plan_owner in self._hosts
 
     def attend(self, plan_owner: object) -> Claim:
         """Note that a run has begun that needs no segment; its plan will not share with what runs now."""
         with self._locked():
             self._note_overlaps(plan_owner)
-            return self._enter(plan_owner, None)
+            return self._enter(Claim(plan_owner))
 
     def claim(self, plan_owner: object) -> Claim:
-        """Claim a segment for a run; never waits for another run.
+        """Claim a part of a segment for a run; never waits for another run.
 
         Args:
             plan_owner: the caller of :meth:`want`.
@@ -73,12 +85,37 @@ class BufferPool:
             self._note_overlaps(plan_owner)
             if self._dropped:
                 self._free_dropped()
-            segment = self._home(plan_owner)
-            if segment is None:
-                segment = self._segment_for(plan_owner)
-                self._move(plan_owner, segment)
-            segment.note_thread()
-            return self._enter(plan_owner, segment)
+            segment, base = self._home(plan_owner) or self._move(plan_owner, *self._place_for(plan_owner))
+            segment.note_run(plan_owner)
+            return self._enter(Claim(plan_owner, segment, base, base + self._wanted[plan_owner]))
+
+    def wait(self, claim: Claim, held: HeldRange) -> None:
+        """Note that a run waits for its caller, and holds only a part of what it has claimed meanwhile.
+
+        Args:
+            claim: the run's.
+            held: returns the part, counted from where the claim begins.
+        """
+        claim.held = held
+
+    def resume(self, claim: Claim) -> Way:
+        """Note that a run goes on, in all that it has claimed, and say what is there."""
+        if claim.segment is None or len(self._claims) == 1:
+            claim.held = None
+            return Way.FREE
+        with self._locked():
+            others = [other for other in self._claims_in(claim.segment) if other is not claim]
+            if any(other.held is None for other in others):
+                return Way.BUSY
+            claim.held = None
+            low, high = claim.range
+            ranges = [(other, *other.range) for other in others]
+            in_the_way = [other for other, start, end in ranges if start < high and low < end]
+            plan_owner = claim.plan_owner()
+            for other in in_the_way:
+                if plan_owner is not None:
+                    self._keep_apart(plan_owner, other.plan_owner())
+            return Way.TAKEN if in_the_way else Way.FREE
 
     def release(self, claim: Claim) -> None:
         """End a claim; may be called at any moment, by the garbage collector, too."""
@@ -88,11 +125,10 @@ class BufferPool:
 
     def fits(self, claim: Claim, plan_owner: object) -> bool:
         """Return True if a claim is good for a run of this owner's plan."""
-        segment = claim.segment
         return (
-            segment is not None
+            claim.segment is not None
             and claim.plan_owner() is plan_owner
-            and segment.buffer_bytes >= self._wanted[plan_owner]
+            and claim.base + self._wanted[plan_owner] <= claim.end
         )
 
     def poison(self, byte: int = 0xFF) -> None:
@@ -133,7 +169,9 @@ class BufferPool:
         for segment in self._segments:
             largest = self._largest_user(segment)
             segment.colour = None if largest is None else colours[largest]
-            segment.is_too_large = largest is None or segment.buffer_bytes > self._wanted[largest]
+            segment.is_too_large = largest is None or segment.buffer_bytes > max(
+                self._wanted[largest], self._nested_bytes(colours[largest])
+            )
             # A run that ends from here on finds the mark; that of one that has ended is not held any more.
             segment.is_untidy = segment.is_too_large or any(
                 colours[owner] != segment.colour for owner in segment.arenas
@@ -158,34 +196,55 @@ class BufferPool:
         return max(segment.arenas, key=self._wanted.__getitem__, default=None)
 
     def _note_overlaps(self, plan_owner: object) -> None:
-        overlaps = self._overlaps[plan_owner]
         for claim in self._claims.copy():
-            other = claim.plan_owner()
-            if other is not None and other is not plan_owner and other not in overlaps:
-                overlaps.add(other)
-                self._overlaps[other].add(plan_owner)
-                self._colours = None
-                self._is_untidy = True
+            if not claim.lets_others_run:
+                self._keep_apart(plan_owner, claim.plan_owner())
 
-    def _enter(self, plan_owner: object, segment: Segment | None) -> Claim:
-        claim = Claim(weakref.ref(plan_owner), segment)
+    def _keep_apart(self, plan_owner: object, other: object) -> None:
+        overlaps = self._overlaps[plan_owner]
+        if other is not None and other is not plan_owner and other not in overlaps:
+            overlaps.add(other)
+            self._overlaps[other].add(plan_owner)
+            self._nested.clear()
+            self._colours = None
+            self._is_untidy = True
+
+    def _enter(self, claim: Claim) -> Claim:
         self._claims.add(claim)
         return claim
 
-    def _home(self, plan_owner: object) -> Segment | None:
-        """Return the segment of the owner's last run, if it is free and all plans are where they belong."""
+    def _claims_in(self, segment: Segment) -> list[Claim]:
+        return [claim for claim in self._claims.copy() if claim.segment is segment]
+
+    def _home(self, plan_owner: object) -> tuple[Segment, int] | None:
+        """Return where the owner's last run was, if there is room and all plans are where they belong."""
         if self._is_settled and not self._is_untidy:
             for segment in self._segments:
                 if plan_owner in segment.arenas:
-                    is_large_enough = segment.buffer_bytes >= self._wanted[plan_owner]
-                    return segment if is_large_enough and self._is_usable(segment) else None
+                    base = self._room(plan_owner, segment)
+                    return None if base is None else (segment, base)
         return None
 
-    def _is_usable(self, segment: Segment) -> bool:
-        if any(claim.segment is segment for claim in self._claims.copy()):
-            return False
-        segment.vacate()
-        return segment.outstanding_blocks == 0
+    def _room(self, plan_owner: object, segment: Segment) -> int | None:
+        """Return where in a segment a plan can run; gradients that are in its way are moved out."""
+        claims = self._claims_in(segment)
+        if not all(claim.lets_others_run for claim in claims) or not (claims or segment.is_clean):
+            return None
+        needed_bytes, held = self._wanted[plan_owner], [claim.range for claim in claims]
+        base = segment.room_for(needed_bytes, held, beside_gradients=True)
+        if base is None:
+            base = segment.room_for(needed_bytes, held, beside_gradients=False)
+            if base is not None:
+                self._note_host(plan_owner, segment.last_owner)
+                segment.vacate((base, base + needed_bytes))
+                if segment.room_for(needed_bytes, held, beside_gradients=True) != base:
+                    return None
+        return base
+
+    def _note_host(self, plan_owner: object, host: weakref.ref[Any] | None) -> None:
+        owner = None if host is None else host()
+        if owner is not None and owner is not plan_owner:
+            self._hosts.add(owner)
 
     def _free_dropped(self) -> None:
         """Move gradients out of dropped segments, whose memory goes with the last block that is alive."""
@@ -193,42 +252,64 @@ class BufferPool:
             segment.vacate()
         self._dropped = [segment for segment in self._dropped if segment.holds_gradients]
 
-    def _move(self, plan_owner: object, segment: Segment) -> None:
+    def _move(self, plan_owner: object, segment: Segment, base: int) -> tuple[Segment, int]:
         """Make a segment the home of an owner."""
         for other in self._segments:
             if other is not segment:
                 other.arenas.pop(plan_owner, None)
-        segment.arenas.setdefault(plan_owner, None)
+        segment.arenas.setdefault(plan_owner, {})
         self._is_untidy = True
+        return segment, base
 
-    def _segment_for(self, plan_owner: object) -> Segment:
-        """Return the free segment of the owner's colour; a new one in its place if it is too small.
+    def _place_for(self, plan_owner: object) -> tuple[Segment, int]:
+        """Return room in a segment of the owner's colour; in a new one if those that are idle are too small.
 
         A segment has the colour of its largest plan. One in which a block of an earlier run is still alive,
         as an error's traceback may keep it, is left alone.
         """
         needed_bytes = self._wanted[plan_owner]
         colours = self._colours_of_plans()
+        nested_bytes = self._nested_bytes(colours[plan_owner])
         segments = []
         for segment in self._segments:
             largest = self._largest_user(segment)
-            same_colour = largest is not None and colours[largest] == colours[plan_owner]
-            if same_colour and self._is_usable(segment):
+            if largest is not None and colours[largest] == colours[plan_owner]:
                 segments.append(segment)
-        for segment in segments:
-            if segment.buffer_bytes >= needed_bytes:
-                return segment
-        for segment in segments:
-            self._drop(segment)
-        try:
-            segment = Segment(self._allocate(needed_bytes))
-        except MemoryError:
-            for unused in self._free():
-                if not unused.outstanding_blocks:
-                    self._drop(unused)
-            segment = Segment(self._allocate(needed_bytes))
+        idle = [segment for segment in segments if not self._claims_in(segment)]
+        waiting = [segment for segment in segments if segment not in idle]
+        if not waiting:
+            needed_bytes = max(needed_bytes, nested_bytes)
+        for segment in waiting + idle:
+            if segment in idle and waiting:
+                self._note_nested(plan_owner, waiting)
+            base = self._room(plan_owner, segment) if segment.buffer_bytes >= needed_bytes else None
+            if base is not None:
+                return segment, base
+        self._note_nested(plan_owner, waiting)
+        for segment in idle:
+            segment.vacate()
+            if not segment.outstanding_blocks:
+                self._drop(segment)
+        segment = Segment(self._allocate_instead(needed_bytes))
         self._segments.append(segment)
-        return segment
+        return segment, 0
+
+    def _note_nested(self, plan_owner: object, segments: list[Segment]) -> None:
+        """Note how large a segment must be so that a plan can run beside what waits in it."""
+        alignment_bytes = alignment_of(self._device)
+        for segment in segments:
+            claims = self._claims_in(segment)
+            if claims and all(claim.lets_others_run for claim in claims):
+                for claim in claims:
+                    self._note_host(plan_owner, claim.plan_owner)
+                end = -(-max(claim.range[1] for claim in claims) // alignment_bytes) * alignment_bytes
+                needed_bytes = end + self._wanted[plan_owner]
+                self._nested[plan_owner] = max(needed_bytes, self._nested.get(plan_owner, 0))
+
+    def _nested_bytes(self, colour: int) -> int:
+        """Return what the plans of a colour need while others wait; 0 if none was seen to."""
+        colours = self._colours_of_plans()
+        return max((size for owner, size in self._nested.items() if colours[owner] == colour), default=0)
 
     def _colours_of_plans(self) -> weakref.WeakKeyDictionary[Any, int]:
         """Return a number for each owner; those whose plans share a segment have the same."""
@@ -239,6 +320,16 @@ class BufferPool:
                 taken = {colours.get(other) for other in self._overlaps[owner]}
                 colours[owner] = next(colour for colour in itertools.count() if colour not in taken)
         return colours
+
+    def _allocate_instead(self, buffer_bytes: int) -> arena.Buffer:
+        """Allocate a buffer, if need be in the place of all that is idle."""
+        try:
+            return self._allocate(buffer_bytes)
+        except MemoryError:
+            for unused in self._free():
+                if not unused.outstanding_blocks:
+                    self._drop(unused)
+            return self._allocate(buffer_bytes)
 
     def _allocate(self, buffer_bytes: int) -> arena.Buffer:
         if self._device.type == "cuda":
@@ -253,19 +344,6 @@ class BufferPool:
             self._dropped.append(segment)
         segment.arenas.clear()
         segment.buffer = None
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Claim:
-    """A run under way.
-
-    Attributes:
-        plan_owner: whose plan runs.
-        segment: what it holds; None for a run on the stock allocator.
-    """
-
-    plan_owner: weakref.ref[Any]
-    segment: Segment | None
 
 
 _pools: dict[torch.device, BufferPool] = {}

@@ -8,8 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from olla_fx import arena
-from olla_fx.run.pool.buffer_pool import BufferPool, Claim
+from olla_fx.run.pool.buffer_pool import BufferPool
+from olla_fx.run.pool.claim import Claim, HeldRange, Way
 from olla_fx.run.pool.segment import LeftGradients
+
+MOST_ARENAS = 4
+"""Places in a segment at which a plan keeps an arena ready."""
 
 
 class Turn:
@@ -53,14 +57,14 @@ class Lease:
         self._pool, self._claim = pool, pool.attend(plan_owner)
 
     def arena(
-        self, pool: BufferPool, plan_owner: object, make: Callable[[arena.Buffer], arena.Arena]
+        self, pool: BufferPool, plan_owner: object, make: Callable[[arena.Buffer, int], arena.Arena]
     ) -> arena.Arena:
-        """Return the arena that serves an owner's plan, in a segment that is held from now on.
+        """Return the arena that serves an owner's plan, in a part of a segment that is held from now on.
 
         Args:
             pool: of the device.
             plan_owner: the caller of the pool's ``want``; its arena is made anew after that call.
-            make: puts the plan's requests into a buffer.
+            make: puts the plan's requests into a buffer, from an address on.
 
         Raises:
             MemoryError: if the device has not enough memory.
@@ -70,13 +74,25 @@ class Lease:
         if self._claim is None or not pool.fits(self._claim, plan_owner):
             self._give_back()
             self._pool, self._claim = pool, pool.claim(plan_owner)
-        segment = self._claim.segment
+        segment, base = self._claim.segment, self._claim.base
         if segment is None or segment.buffer is None:
             raise RuntimeError("a segment was freed while a run held it")
-        served_by = segment.arenas.get(plan_owner)
+        arenas = segment.arenas.setdefault(plan_owner, {})
+        served_by = arenas.get(base)
         if served_by is None:
-            served_by = segment.arenas[plan_owner] = make(segment.buffer)
+            if len(arenas) == MOST_ARENAS:
+                arenas.clear()
+            served_by = arenas[base] = make(segment.buffer, base)
         return served_by
+
+    def wait(self, held: HeldRange) -> None:
+        """Note that the run waits for its caller; see :meth:`BufferPool.wait`."""
+        if self._claim is not None and self._pool is not None:
+            self._pool.wait(self._claim, held)
+
+    def resume(self) -> Way:
+        """Note that the run goes on; see :meth:`BufferPool.resume`."""
+        return Way.FREE if self._claim is None or self._pool is None else self._pool.resume(self._claim)
 
     def leave_gradients(self, gradients: LeftGradients, tell_stuck: weakref.WeakMethod[Any]) -> None:
         """Say what the run will leave in the segment when it is given back; see :class:`Segment`."""

@@ -1,21 +1,26 @@
-"""One buffer of the pool, and the gradients that a backward has left in it.
+"""One buffer of the pool, its free addresses, and the gradients that a backward has left in it.
 
 New gradients become ``.grad`` where they were made, in the buffer: they are the caller's, and gone before the
 next run if the loop clears them first. If they are still there, they are moved to memory of their own; the
-tensor objects stay the same. Views would not follow, so a gradient that shares its storage with another
-tensor stays, and the segment is of no use until it is gone; the plan that left it there is told, and leaves
-none any more.
+tensor objects stay the same; a run that finds room beside them leaves them there. Views would not follow, so
+a gradient that shares its storage with another tensor stays, and its place is of no use until it is gone; the
+plan that left it there is told, and leaves none any more.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import torch
 
 from olla_fx import arena
+from olla_fx.alignment import alignment_of
+
+Range: TypeAlias = tuple[int, int]
+"""Addresses from a buffer's first one, half open."""
 
 LeftGradients: TypeAlias = "list[weakref.ref[torch.Tensor]]"
 """Gradients in a segment; a run adds to the list as it makes them."""
@@ -30,7 +35,8 @@ class Segment:
         is_too_large: True if none of these plans needs so much.
         is_untidy: True if it is too large, or some of these plans have another colour.
         buffer_bytes: its size.
-        arenas: serve the plans whose last run was here, by owner; None until an owner's next run makes it.
+        arenas: serve the plans whose last run was here, by owner and by the address from which they run.
+        last_owner: whose run began here last.
     """
 
     def __init__(self, buffer: arena.Buffer) -> None:
@@ -39,7 +45,8 @@ class Segment:
         self.buffer_bytes = buffer.buffer_bytes
         self.colour: int | None = None
         self.is_too_large = self.is_untidy = False
-        self.arenas: weakref.WeakKeyDictionary[Any, arena.Arena | None] = weakref.WeakKeyDictionary()
+        self.arenas: weakref.WeakKeyDictionary[Any, dict[int, arena.Arena]] = weakref.WeakKeyDictionary()
+        self.last_owner: weakref.ref[Any] | None = None
         self._device = buffer.device
         self._left: list[LeftGradients] = []
         self._tell_stuck: list[weakref.WeakMethod[Any]] = []
@@ -59,9 +66,46 @@ class Segment:
         self._left = [gradients for gradients in self._left if gradients]
         return bool(self._left)
 
-    def note_thread(self) -> None:
+    def note_run(self, plan_owner: object) -> None:
         """Note that the calling thread's run is here."""
         self._thread = threading.get_ident()
+        self.last_owner = weakref.ref(plan_owner)
+
+    @property
+    def is_clean(self) -> bool:
+        """True if no block in it is alive but gradients; an error's traceback may keep some."""
+        return self.outstanding_blocks <= len(self._gradients_alive())
+
+    def room_for(self, needed_bytes: int, held: Iterable[Range], *, beside_gradients: bool) -> int | None:
+        """Return the lowest address, from the buffer's first, at which so many bytes are free.
+
+        Args:
+            needed_bytes: in one piece.
+            held: what runs hold.
+            beside_gradients: True if gradients that were left stay where they are.
+
+        Returns:
+            None if there is no such room.
+        """
+        alignment_bytes = alignment_of(self._device)
+        taken = sorted([*held, *(self._gradient_ranges() if beside_gradients else ())])
+        start = 0
+        for low, high in taken:
+            if start + needed_bytes <= low:
+                break
+            start = max(start, -(-high // alignment_bytes) * alignment_bytes)
+        return start if start + needed_bytes <= self.buffer_bytes else None
+
+    def _gradients_alive(self) -> list[torch.Tensor]:
+        references = [reference for gradients in self._left for reference in gradients]
+        return [gradient for reference in references if (gradient := reference()) is not None]
+
+    def _gradient_ranges(self) -> list[Range]:
+        if self.buffer is None:
+            return []
+        first = self.buffer.address
+        starts = [(gradient.data_ptr() - first, gradient.nbytes) for gradient in self._gradients_alive()]
+        return [(start, start + size) for start, size in starts if 0 <= start < self.buffer_bytes]
 
     def leave_gradients(self, gradients: LeftGradients, tell_stuck: weakref.WeakMethod[Any]) -> None:
         """Note what a run leaves in here.
@@ -73,28 +117,42 @@ class Segment:
         self._left.append(gradients)
         self._tell_stuck.append(tell_stuck)
 
-    def vacate(self) -> None:
-        """Move gradients that lie in here to memory of their own, unless another thread may be using them."""
+    def vacate(self, within: Range | None = None) -> None:
+        """Move gradients that lie in here to memory of their own, unless another thread may be using them.
+
+        Args:
+            within: only those that lie at these addresses, from the buffer's first; None for all.
+        """
         if self._thread != threading.get_ident() or not self.holds_gradients:
             return
+        first = 0 if self.buffer is None else self.buffer.address
         stuck: LeftGradients = []
+        staying: LeftGradients = []
         left = [reference for gradients in self._left for reference in gradients]
-        self._left = [left, stuck]
+        self._left = [left, stuck, staying]
         shares_storage = arena.accumulation(self._device).shares_storage
         with torch.inference_mode(False), torch.no_grad():
             while left:
                 gradient = left[-1]()
                 if gradient is None or (self.buffer and not self.buffer.contains(gradient.data_ptr())):
                     pass
+                elif within is not None and not _meets(gradient, first, within):
+                    staying.append(left[-1])
                 elif shares_storage(gradient):
                     stuck.append(left[-1])
                 else:
                     gradient.data = gradient.clone()
                 left.pop()
-        self._left = [stuck]
+        self._left = [stuck, staying]
         if stuck:
             for reference in self._tell_stuck:
                 tell = reference()
                 if tell is not None:
                     tell()
-        self._tell_stuck = []
+        if not staying:
+            self._tell_stuck = []
+
+
+def _meets(gradient: torch.Tensor, first: int, within: Range) -> bool:
+    start = gradient.data_ptr() - first
+    return start < within[1] and within[0] < start + gradient.nbytes

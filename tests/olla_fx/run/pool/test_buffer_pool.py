@@ -1,10 +1,12 @@
 """A pool holds what its plans need at the same time: it grows, shrinks, and never takes what a run holds."""
 
+import threading
+
 import pytest
 import torch
 
 from olla_fx import arena
-from olla_fx.run.pool import Turn, pool_of
+from olla_fx.run.pool import Turn, Way, pool_of
 
 
 class Owner:
@@ -25,7 +27,7 @@ def hold(owner):
 
 
 def table(owner, lease):
-    return lease.arena(pool(), owner, lambda buffer: arena.Arena(buffer, 0, []))
+    return lease.arena(pool(), owner, lambda buffer, base: arena.Arena(buffer, 0, [], base))
 
 
 def run_alone(owner):
@@ -196,3 +198,72 @@ def test_random_runs_hold_what_they_claimed(buffers):
     held.clear()
     owners.clear()
     assert buffers.sizes() == []
+
+
+def test_a_plan_runs_in_what_a_waiting_run_does_not_hold(buffers):
+    outer, inner = Owner(4096), Owner(2048)
+    for _ in range(3):
+        lease = hold(outer)
+        lease.wait(lambda: (0, 1000))
+        run_alone(inner)
+        assert lease.resume() is Way.FREE
+        lease.release()
+    assert buffers.sizes() == [4096]
+    assert buffers.made == 1
+
+
+def test_a_segment_grows_to_hold_what_waits_and_what_runs(buffers):
+    outer, inner = Owner(4096), Owner(3968)
+    for _ in range(3):
+        lease = hold(outer)
+        lease.wait(lambda: (0, 1000))
+        run_alone(inner)
+        assert lease.resume() is Way.FREE
+        lease.release()
+    # From the next multiple of 64 B on.
+    assert buffers.sizes() == [1024 + 3968]
+    # Of no use any more once the plan that waited is another.
+    pool().want(outer, 2048)
+    assert buffers.sizes() == []
+
+
+def test_runs_that_wait_crosswise_are_kept_apart(buffers):
+    first, second = Owner(4096), Owner(3072)
+    for turn in range(3):
+        leases = [hold(first)]
+        leases[0].wait(lambda: (0, 1024))
+        leases.append(hold(second))
+        leases[1].wait(lambda: (0, 1024))
+        # Only the first time is the second's in the way of the first.
+        assert leases[0].resume() is (Way.FREE if turn else Way.TAKEN)
+        leases[0].release()
+        assert leases[1].resume() is Way.FREE
+        leases[1].release()
+    assert buffers.sizes() == [3072, 4096]
+
+
+def test_of_two_runs_that_go_on_at_the_same_time_one_has_the_segment(buffers):
+    owners, leases = [Owner(4096), Owner(1024)], []
+    for owner in owners:
+        leases.append(hold(owner))
+        leases[-1].wait(lambda: (0, 512))
+    ways = []
+    thread = threading.Thread(target=lambda: ways.append(leases[1].resume()))
+    thread.start()
+    thread.join()
+    ways.append(leases[0].resume())
+    assert ways == [Way.FREE, Way.BUSY]
+    leases.reverse()
+    for lease in leases:
+        lease.release()
+
+
+def test_a_run_of_another_thread_does_not_share_with_one_that_waits(buffers):
+    outer, inner = Owner(4096), Owner(2048)
+    lease = hold(outer)
+    lease.wait(lambda: (0, 1024))
+    thread = threading.Thread(target=run_alone, args=(inner,))
+    thread.start()
+    thread.join()
+    assert buffers.sizes() == [2048, 4096]
+    lease.release()
