@@ -71,7 +71,7 @@ class PlannedModule(ContainerMethods, nn.Module):
         self._request = replace(request, inputs=(), answers={})
         self._lock = threading.RLock()
         self._turn = Turn()
-        self._stock_runs = 0
+        self._stock_runs = self._beside_runs = 0
         self._plans = Plans(request)
         self._answers = known_answers(self._plans.current.executor.step.captured.questions)
         # Not as a child module: that would change the keys of state_dict. Last, since from here on
@@ -94,8 +94,12 @@ class PlannedModule(ContainerMethods, nn.Module):
             StepInputError: if the inputs cannot be used.
             StepModeError: if the model is in the other mode.
         """
-        if self._request.mode is not Mode.TRAINING and shows_the_model():
-            return self._model(*inputs, **named)
+        if self._request.mode is not Mode.TRAINING:
+            if shows_the_model():
+                return self._model(*inputs, **named)
+            if self._turn.is_taken and self._plans.falls_back and self._plans.saves_little:
+                self._beside_runs += 1
+                return run_in_eager(self._request, inputs, named)
         return self._run_call(inputs, named)
 
     @torch_compat.not_compiled
@@ -213,7 +217,7 @@ class PlannedModule(ContainerMethods, nn.Module):
             graphed=current.graphed,
             replans=self._plans.replans,
             stock_runs=self._stock_runs,
-            eager_runs=self._plans.new_kinds.eager_calls,
+            eager_runs=self._plans.new_kinds.eager_calls + self._beside_runs,
             is_busy=self._turn.is_taken,
             cached_plans=len(self._plans),
             families=self._plans.families.count,

@@ -35,6 +35,9 @@ from olla_solvers.effort.freed_memory import return_freed_memory
 
 logger = logging.getLogger(__name__)
 
+LITTLE_BYTES = 1 << 20
+"""What a plan needs at least for its order to save anything worth its call on the stock allocator."""
+
 
 @dataclass(frozen=True)
 class NewCall:
@@ -90,6 +93,11 @@ class Plans:
     def __len__(self) -> int:
         """Return how many plans there are."""
         return len(self.cache) + len(self.families)
+
+    @property
+    def saves_little(self) -> bool:
+        """True if the plan of the last call needs so little that beside another run it would save nothing."""
+        return self.current.plan.peak_bytes < LITTLE_BYTES
 
     @property
     def falls_back(self) -> bool:

@@ -37,7 +37,8 @@ class StepStats:
         replans: the number of calls at which a step was planned again because model or optimizer changed.
         stock_runs: the number of calls that ran with the stock allocator because the buffer held the
             activations of a forward whose backward was still to come.
-        eager_runs: the number of calls that the model itself ran, since no plan was there for them.
+        eager_runs: the number of calls that the model itself ran, since no plan was there for them, or since
+            the buffer was held as above and the plan needs less than 1 MiB.
         is_busy: True if the buffer holds such activations now.
         cached_plans: the number of plans that the module keeps.
         cache_size_limit: the number of plans that it may keep, beside those of families.

@@ -12,7 +12,7 @@ from torch import nn
 import olla_fx
 from olla_fx import CaptureError
 from olla_fx.run.new_kinds import CALLS_BEFORE_WARNING
-from tests.olla_fx.comparisons import assert_same, random_states
+from tests.olla_fx.comparisons import assert_close, assert_same, random_states
 from tests.olla_fx.harness import OwnLoop, WholeStep, assert_served
 from tests.olla_fx.helpers import ADAMW, SmallNet, images
 from tests.olla_fx.run.whole_step.clipped import ClippedStep
@@ -349,3 +349,22 @@ def test_a_copy_counts_for_itself():
     x, y = images(1, batch=5)[0]
     F.cross_entropy(other(x), y).backward()
     assert other.stats.eager_runs == 1
+
+
+def test_a_small_model_that_is_called_many_times_before_backward():
+    """A plan that saves nothing beside the run that holds the buffer would only take longer than eager."""
+    policy = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2))
+    eager = copy.deepcopy(policy)
+    planned = olla_fx.optimize(policy, torch.zeros(1, 4))
+    states = torch.randn(6, 1, 4)
+    for turn in range(1, 5):
+        losses = [sum(model(x).square().sum() for x in states) for model in (eager, planned)]
+        assert_same(*losses, "loss")
+        for loss in losses:
+            loss.backward()
+        assert planned.stats.eager_runs == 5 * turn
+    for theirs, ours in zip(eager.parameters(), policy.parameters(), strict=True):
+        assert_close(theirs.grad, ours.grad, "gradient")
+    planned(states[0])
+    assert_served(planned)
+    assert planned.stats.stock_runs == 0
