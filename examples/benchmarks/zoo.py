@@ -1,7 +1,7 @@
 """Trains every model it can build for two steps, eager and planned, and compares the two bit for bit.
 
 The zoo: torchvision's classification, segmentation and video models on small images, and the architectures
-of :mod:`zoo_transformers`. Each model gets a process and a time limit of its own, so that one failure ends
+of :mod:`zoo_architectures`. Each model gets a process and a time limit of its own, so that one failure ends
 nothing. A model passes if losses, parameters, buffers, optimizer state and random numbers are equal to the
 last bit, and its second step asked for nothing outside the planned buffer. Otherwise the table says why.
 
@@ -36,7 +36,8 @@ from typing import Any, TextIO
 
 import torch
 from torch.utils import _pytree as pytree
-from zoo_transformers import ARCHITECTURES, MASKS, takes_mask, transformers_case
+from zoo_architectures import ARCHITECTURES
+from zoo_transformers import MASKS, takes_mask, transformers_case
 
 import olla_fx
 from olla_fx.errors import OllaError
