@@ -60,11 +60,7 @@ class Segment:
     @property
     def holds_gradients(self) -> bool:
         """True if gradients that were left in it are alive; those that are gone are forgotten."""
-        self._left = [
-            [reference for reference in gradients if reference() is not None] for gradients in self._left
-        ]
-        self._left = [gradients for gradients in self._left if gradients]
-        return bool(self._left)
+        return bool(self._gradients_alive())
 
     def note_run(self, plan_owner: object) -> None:
         """Note that the calling thread's run is here."""
@@ -97,6 +93,12 @@ class Segment:
         return start if start + needed_bytes <= self.buffer_bytes else None
 
     def _gradients_alive(self) -> list[torch.Tensor]:
+        if not self._left:
+            return []
+        self._left = [
+            [reference for reference in gradients if reference() is not None] for gradients in self._left
+        ]
+        self._left = [gradients for gradients in self._left if gradients]
         references = [reference for gradients in self._left for reference in gradients]
         return [gradient for reference in references if (gradient := reference()) is not None]
 
