@@ -248,6 +248,8 @@ def run_update(
     """
     groups: list[dict[str, Any]] = []
     for index, names in enumerate(layout.parameters):
+        if not names:
+            continue
         shared = _bind(optimizer.param_groups[index], index, layout.scalars, scalars, None)
         own = {slot.parameter for slot in layout.scalars if slot.group == index and slot.parameter}
         for batch in [[name] for name in names] if own else [list(names)]:

@@ -33,6 +33,7 @@ from olla_fx.capture.model_copy import ModelCopy
 from olla_fx.capture.questions import Questions
 from olla_fx.capture.refusals import explained, refuse_new_layouts
 from olla_fx.capture.types import OutputAlias, OutputLayout, StepRequest, plan_device
+from olla_fx.capture.updates import trace_updates
 from olla_fx.capture.varying import Symbols, layout_in_extents
 from olla_fx.errors import CaptureError
 from olla_fx.guards import (
@@ -441,7 +442,7 @@ class Tracing:
             for name, keys in self.state.items()
         }
         parameters = {name: tensor for (role, name), tensor in values.items() if role is Role.PARAMETER}
-        optimizers.run_update(self.request.optimizer, self._layout(), parameters, gradients, state, scalars)
+        trace_updates(self.request.optimizer, self._layout(), parameters, gradients, state, scalars)
 
     def _flatten_outputs(self, answer: Any) -> list[torch.Tensor]:
         """Return flat results, each behind a ``clone``, as a functional graph returns none of its arguments.

@@ -50,6 +50,7 @@ from olla_fx.torch_compat.patches import (
     attribute_reads,
     seeding_replaced,
 )
+from olla_fx.torch_compat.repetition import TracedNodes, nodes_traced_for, repeat_nodes
 from olla_fx.torch_compat.state import (
     autocast_state,
     backward_number,
@@ -120,6 +121,7 @@ __all__ = [
     "LateNumbers",
     "OpOverload",
     "TorchDispatchMode",
+    "TracedNodes",
     "answer_comparisons",
     "any_global_module_hooks",
     "any_tensor_hooks",
@@ -159,6 +161,7 @@ __all__ = [
     "new_fake_mode",
     "new_nodes_marked",
     "new_size",
+    "nodes_traced_for",
     "not_compiled",
     "note_optimizer_stepped",
     "on_real_tensors",
@@ -172,6 +175,7 @@ __all__ = [
     "real_random_number",
     "real_tensors",
     "refresh_weight_list",
+    "repeat_nodes",
     "run_optimizer_post_hooks",
     "run_unplanned",
     "saved_tensor_hooks_in_traces",
