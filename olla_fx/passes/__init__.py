@@ -15,7 +15,7 @@ from olla_fx.passes.cleanup import (
     use_dropout_without_temporaries,
     use_scalars_directly,
 )
-from olla_fx.passes.propagate import propagate_fake_tensors
+from olla_fx.passes.propagate import follow_storages, propagate_fake_tensors, views_in
 from olla_fx.passes.reinplace import reinplace
 from olla_fx.passes.reinplace_updates import reinplace_updates
 from olla_fx.torch_compat import OpOverload, schema_of
@@ -29,8 +29,8 @@ def run_passes(captured: CapturedStep) -> fx.GraphModule:
     """Run all passes on a copy of the captured graph.
 
     Returns:
-        The new graph, every node with its fake value in ``meta["val"]``, and of what else was noted of
-        it what later stages read.
+        The new graph, every node with its fake value in ``meta["val"]``, which is None for a number, and of
+        what else was noted of it what later stages read.
     """
     root = captured.graph_module
     graph = _copy_of(root.graph)
@@ -38,6 +38,7 @@ def run_passes(captured: CapturedStep) -> fx.GraphModule:
         numbers = captured.family.formulas(*captured.family.varying.hints)
         for index, number in enumerate(numbers):
             setattr(root, size_name(Size(index)), number)
+    views = views_in(graph)
     drop_output_copies(graph)
     use_scalars_directly(graph, captured.inputs)
     drop_identities(graph)
@@ -48,13 +49,20 @@ def run_passes(captured: CapturedStep) -> fx.GraphModule:
             use_dropout_without_temporaries(graph)
         reinplace_updates(graph)
     graph.eliminate_dead_code(_has_effect)
-    propagate_fake_tensors(root, graph, captured.inputs, captured.device)
-    if captured.mode is Mode.AUTOGRAD and mark_boundary(graph, captured.inputs, captured.outputs.results):
+    if captured.family is None:
+        follow_storages(root, graph, views)
+    else:
         propagate_fake_tensors(root, graph, captured.inputs, captured.device)
+        views = views_in(graph)
+    if captured.mode is Mode.AUTOGRAD and mark_boundary(graph, captured.inputs, captured.outputs.results):
+        follow_storages(root, graph, views)
     reinplace(graph)
-    propagate_fake_tensors(root, graph, captured.inputs, captured.device)
+    follow_storages(root, graph, views)
     for node in graph.nodes:
         node.meta = {key: value for key, value in node.meta.items() if key in _KEPT}
+        if isinstance(node.meta.get("val"), torch_compat.SYMBOLIC):
+            # Only that it is no tensor matters, and symbols hold all others of their trace.
+            node.meta["val"] = None
     return torch_compat.lazy_graph_module(root, graph)
 
 

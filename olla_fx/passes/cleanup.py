@@ -75,6 +75,7 @@ def use_scalars_directly(graph: fx.Graph, inputs: Sequence[StepInput]) -> None:
             graph.erase_node(node)
     for node, step_input in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
         if step_input.role in (Role.SCALAR, Role.NUMBER):
+            node.meta["val"] = step_input.number
             for user in list(node.users):
                 user.replace_all_uses_with(node)
                 graph.erase_node(user)

@@ -195,6 +195,7 @@ def _update_in_place(node: fx.Node, statistics: Sequence[fx.Node]) -> None:
     in_place, results = _BATCH_NORMS[node.target]
     updates = [_result(node, index) for index in results]
     node.target = in_place
+    node.meta["val"] = node.meta["val"][: len(torch_compat.schema_of(in_place).returns)]
     for index, statistic, update in zip(_STATISTICS, statistics, updates, strict=True):
         node.update_arg(index, statistic)
         if update is not None:

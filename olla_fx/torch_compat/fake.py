@@ -7,7 +7,7 @@ import inspect
 import linecache
 import logging
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -86,6 +86,13 @@ def new_fake_mode() -> Any:
     """Return a ``FakeTensorMode`` in which ``.item()`` gives a symbolic number instead of an error."""
     with _read_sources_forgotten():
         return _fake_tensor.FakeTensorMode(allow_non_fake_inputs=True, shape_env=_Numbers())
+
+
+def fake_mode_of(values: Iterable[object]) -> Any:
+    """Return the mode of the fake tensors among some values; one of its own if there are none."""
+    tensors = (value for value in values if isinstance(value, _fake_tensor.FakeTensor))
+    first = next(tensors, None)
+    return new_fake_mode() if first is None else first.fake_mode
 
 
 @contextlib.contextmanager
