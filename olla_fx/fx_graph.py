@@ -129,6 +129,8 @@ _RAISING = frozenset(
 
 def storages_of(value: object) -> list[int | None]:
     """Return the storage of each flattened item of a node's value; None if it is no tensor."""
+    if isinstance(value, torch.Tensor):  # quickly, as most values are
+        return [storage_key(value)]
     return [
         storage_key(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in pytree.tree_leaves(value)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ _ELEMENT_WISE_WITHOUT_TAG = frozenset(
 )
 
 
+@functools.cache
 def in_place_form(target: object) -> torch_compat.OpOverload | None:
     """Return the in-place form of an operator: same arguments, first one written to; None without one."""
     if not isinstance(target, torch_compat.OpOverload) or target.namespace != "aten":
@@ -37,6 +39,7 @@ def in_place_form(target: object) -> torch_compat.OpOverload | None:
     return form if writes and _signature(arguments) == _signature(schema_of(target).arguments) else None
 
 
+@functools.cache
 def out_form(target: object) -> torch_compat.OpOverload | None:
     """Return the ``out=`` form of an element-wise operator if it has a kernel that writes there itself."""
     if not is_element_wise(target):

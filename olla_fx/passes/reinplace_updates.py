@@ -153,10 +153,11 @@ def _update_batch_norms(
     One that runs several times, as in a checkpoint and its recomputation, reads what the time before wrote.
     """
     updated: list[fx.Node] = []
+    trailing = set(copies.values())
     for last in [node for node in graph.nodes if node.target in _BATCH_NORMS]:
         results = _BATCH_NORMS[last.target][1]
         updates = [_result(last, index) for index in results]
-        writes = [write for update in updates if update for write in update.users if write in copies.values()]
+        writes = [write for update in updates if update for write in update.users if write in trailing]
         if len(writes) != len(updates) or any(
             write.args[1] is not new for write, new in zip(writes, updates, strict=True)
         ):
