@@ -35,6 +35,8 @@ _MAX_NUMBERS = 256
 _READS = frozenset({aten._local_scalar_dense.default, aten.equal.default})
 # Of these the ones that give truth values, whatever they read.
 _TRUTHS = frozenset({aten.equal.default})
+# How Python asks a fake tensor for its device, which it does more often than for anything else.
+_DEVICE = torch.ops.prim.device.default
 # Operators that return their argument's values in its layout.
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default})
 # Operators that read their argument's shape and type alone.
@@ -85,6 +87,8 @@ class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run one operator, or answer it if Python reads a constant or an input."""
+        if func is _DEVICE:
+            return func(*args)
         arguments = (tuple(args), dict(kwargs or {}))
         recipe = self._recipe_of(func, arguments)
         if func in _READS and isinstance(recipe, Recipe):
@@ -139,6 +143,9 @@ class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._recipes[tensor] = recipe
         self._storages.add(torch_compat.storage_key(tensor))
 
+    def _has_no_recipe(self, argument: object) -> bool:
+        return isinstance(argument, torch.Tensor) and self._recipes.get(argument) is None
+
     def _forget_written(self, operator: Any, arguments: tuple[Any, dict[str, Any]]) -> None:
         """Forget the recipes of what lies in memory that an operator wrote to; others stay true.
 
@@ -153,10 +160,13 @@ class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _recipe_of(self, operator: Any, arguments: tuple[Any, dict[str, Any]]) -> GivenInput | Recipe | None:
         """Return the recipe of an operator's first result; None if an argument has none."""
-        if schema_of(operator).is_mutable or not _is_deterministic(operator) or _nests_results(operator):
-            return None
         if operator is aten.lift_fresh.default:
             return _recipe_of_new(arguments[0][0])
+        # First what most operators end at, and is looked up fast.
+        if operator not in _LIKE and any(self._has_no_recipe(argument) for argument in arguments[0]):
+            return None
+        if schema_of(operator).is_mutable or not _is_deterministic(operator) or _nests_results(operator):
+            return None
         leaves, spec = pytree.tree_flatten(arguments)
         sources: list[Any] = []
         depth = 0

@@ -112,10 +112,10 @@ class FakeStep:
 
     def __call__(self) -> StepResults:
         """Run one eager step; its results are held as a loop holds them, gradients in ``.grad``."""
-        with self.fake_mode, self._folding(_tensors_in(self._inputs)):
-            if self.request.mode is Mode.INFERENCE:
-                with torch.no_grad():
-                    return StepResults(_tensors_in(self._model_copy.model(*self._inputs)))
+        if self.request.mode is Mode.INFERENCE:
+            with self.fake_mode, self._folding(_tensors_in(self._inputs)), torch.no_grad():
+                return StepResults(self._outputs())
+        with self.fake_mode:
             outputs = self.backward()
             leaves = [*self.parameters.values(), *_tensors_in(self._inputs)]
             gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
@@ -126,7 +126,10 @@ class FakeStep:
     def forward(self) -> list[torch.Tensor]:
         """Run forward only; return the tensors among its outputs."""
         with self.fake_mode, self._folding(_tensors_in(self._inputs)), torch.enable_grad():
-            return _tensors_in(self._model_copy.model(*self._inputs))
+            return self._outputs()
+
+    def _outputs(self) -> list[torch.Tensor]:
+        return _tensors_in(self._model_copy.model(*self._inputs))
 
     def _folding(self, inputs: Sequence[torch.Tensor]) -> ConstantFolding:
         folding = ConstantFolding(self._questions)
@@ -162,7 +165,7 @@ class FakeStep:
         given = [] if self.request.mode is Mode.TRAINING else _tensors_in(self._inputs)
         with self.fake_mode, self._folding(given) as folding, torch.enable_grad():
             if self.request.mode is Mode.AUTOGRAD:
-                outputs = self.forward()
+                outputs = self._outputs()
                 # Autograd follows the model's own tensors among the outputs without the plan.
                 pairs = zip(outputs, self.aliases(outputs), strict=True)
                 sums = [output.sum() for output, alias in pairs if alias is None and output.requires_grad]
