@@ -16,7 +16,7 @@ from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.constant_folding import ConstantFolding
 from olla_fx.capture.gradients import clip_gradients_of, micro_batches, share_of_loss
-from olla_fx.capture.inputs import tensor_slots
+from olla_fx.capture.inputs import call_with, tensor_slots
 from olla_fx.capture.model_copy import ModelCopy
 from olla_fx.capture.questions import Questions
 from olla_fx.capture.types import OutputAlias, StepRequest, plan_device
@@ -115,7 +115,7 @@ class FakeStep:
         with self.fake_mode, self._folding(_tensors_in(self._inputs)):
             if self.request.mode is Mode.INFERENCE:
                 with torch.no_grad():
-                    return StepResults(_tensors_in(self._model_copy.model(*self._inputs)))
+                    return StepResults(_tensors_in(call_with(self._model_copy.model, self._inputs)))
             outputs = self.backward()
             leaves = [*self.parameters.values(), *_tensors_in(self._inputs)]
             gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
@@ -126,7 +126,7 @@ class FakeStep:
     def forward(self) -> list[torch.Tensor]:
         """Run forward only; return the tensors among its outputs."""
         with self.fake_mode, self._folding(_tensors_in(self._inputs)), torch.enable_grad():
-            return _tensors_in(self._model_copy.model(*self._inputs))
+            return _tensors_in(call_with(self._model_copy.model, self._inputs))
 
     def _folding(self, inputs: Sequence[torch.Tensor]) -> ConstantFolding:
         folding = ConstantFolding(self._questions)
@@ -178,7 +178,7 @@ class FakeStep:
             for part in micro_batches(leaves, count)[:_FOLLOWED]:
                 folding.give(_tensors_in(part))
                 *inputs, target = pytree.tree_unflatten(part, spec)
-                outputs = self._model_copy.model(*inputs)
+                outputs = call_with(self._model_copy.model, inputs)
                 loss = share_of_loss(self._model_copy.loss_fn(outputs, target), count)
                 if self.request.options.return_outputs:
                     returned += [output.detach() for output in _tensors_in(outputs)]

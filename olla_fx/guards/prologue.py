@@ -162,7 +162,9 @@ class Prologue:
             self._optimizer.undo_created_state()
 
     def gather(self, examples: Sequence[torch.Tensor]) -> list[Any]:
-        """Return the values of all placeholders of a plan that fits; creates missing optimizer state.
+        """Return the values of all placeholders of a plan that fits; does what a first step does.
+
+        Missing state of the optimizer is created, and what only a first forward writes is written.
 
         Args:
             examples: as of :meth:`check`.
@@ -181,6 +183,7 @@ class Prologue:
         of_optimizer, created = self._optimizer.gather() if self._optimizer is not None else ([], {})
         values += [*of_optimizer, *self._assumed.reads.late.gather(), *examples]
         self._refuse_overlaps(values)
+        self._exact.make_first_writes()
         if self._optimizer is not None:  # only now: a call that is refused leaves it as it was
             self._optimizer.keep_created_state(created)
         return values

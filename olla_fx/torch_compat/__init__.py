@@ -32,6 +32,7 @@ from olla_fx.torch_compat.hooks import (
 from olla_fx.torch_compat.late_numbers import Decision, Expression, LateNumbers
 from olla_fx.torch_compat.modules import (
     NORM_TYPE,
+    call_itself,
     children_of,
     own_tensors,
     parameters_of,
@@ -128,6 +129,7 @@ __all__ = [
     "autocast_state",
     "backward_number",
     "below_autograd",
+    "call_itself",
     "captures_current_stream",
     "capturing",
     "children_of",

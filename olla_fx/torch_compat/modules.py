@@ -34,3 +34,15 @@ def share_tables(module: nn.Module, other: nn.Module) -> None:
 def refresh_weight_list(module: nn.RNNBase) -> None:
     """Put a recurrent module's present parameters into the list that it keeps of them."""
     module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
+
+
+def call_itself(module: nn.Module, /, *inputs: Any, **named: Any) -> Any:
+    """Call a module past whatever is called in its place, such as what ``nn.Module.compile`` made of it.
+
+    Args:
+        module: the user's.
+        inputs: in sequence.
+        named: by name.
+    """
+    function: Callable[..., Any] = module if module._compiled_call_impl is None else module._call_impl
+    return function(*inputs, **named)
