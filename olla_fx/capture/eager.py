@@ -14,9 +14,10 @@ from torch import nn
 
 from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
+from olla_fx.capture.arguments import call_with
 from olla_fx.capture.constant_folding import ConstantFolding
 from olla_fx.capture.gradients import clip_gradients_of, micro_batches, share_of_loss
-from olla_fx.capture.inputs import call_with, tensor_slots
+from olla_fx.capture.inputs import tensor_slots
 from olla_fx.capture.model_copy import ModelCopy
 from olla_fx.capture.questions import Questions
 from olla_fx.capture.types import OutputAlias, StepRequest, plan_device

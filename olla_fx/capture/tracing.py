@@ -17,6 +17,7 @@ from torch import nn
 
 from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
+from olla_fx.capture.arguments import call_with
 from olla_fx.capture.eager import FakeStep
 from olla_fx.capture.eager_numerics import EagerNumerics
 from olla_fx.capture.gradients import (
@@ -27,7 +28,7 @@ from olla_fx.capture.gradients import (
     separated,
     share_of_loss,
 )
-from olla_fx.capture.inputs import Constant, call_with, tensor_slots
+from olla_fx.capture.inputs import Constant, tensor_slots
 from olla_fx.capture.late_numbers import LateTracing
 from olla_fx.capture.model_copy import ModelCopy
 from olla_fx.capture.questions import Questions
@@ -45,6 +46,7 @@ from olla_fx.guards import (
     StepInput,
     TensorSlot,
     TensorSpec,
+    other_libraries,
 )
 from olla_fx.torch_compat import pytree
 
@@ -466,9 +468,10 @@ class Tracing:
             elif isinstance(leaf, int | float | bool | str | type(None) | torch.SymInt | torch.SymFloat):
                 layout.append((False, leaf))
             else:
+                advice = other_libraries.advice_on(leaf)
                 raise CaptureError(
                     f"the model returns a {type(leaf).__name__}, which is no tensor, number, tuple, list or "
-                    "dict: register it with torch.utils._pytree, or return its tensors"
+                    f"dict: {advice or 'register it with torch.utils._pytree, or return its tensors'}"
                 )
         self.outputs = OutputLayout(spec, tuple(layout))
         return results

@@ -214,8 +214,8 @@ class StepRequest:
 
     Attributes:
         model: the user's; not changed.
-        inputs: of the model in sequence, then :class:`~olla_fx.capture.inputs.NamedInputs` if it takes some
-            by name only; for training the last one is the target.
+        inputs: of the model in sequence, then :class:`~olla_fx.capture.arguments.NamedInputs` if it takes
+            some by name only; for training the last one is the target.
         mode: the part of the step.
         loss_fn: ``loss_fn(model(*inputs), target)`` must give a scalar.
         optimizer: the user's; not changed.

@@ -12,6 +12,7 @@ input that wants a gradient (``activation_checkpointing_enable``)."""
 HARMLESS_ATTRIBUTES = frozenset({"_output_capturing_hooks_installed"})
 """Attributes that say if such hooks were added yet, which a model's first forward does."""
 
+_LIBRARY_OF_CACHES = "transformers."
 _PADDING_WARNING = "warn_if_padding_and_no_attention_mask"
 
 
@@ -23,6 +24,17 @@ def silence(module: nn.Module) -> None:
     """
     if hasattr(module, _PADDING_WARNING):
         setattr(module, _PADDING_WARNING, _no_warning)
+
+
+def advice_on(value: object) -> str | None:
+    """Return what to do about a value of another library's that enters or leaves a model; None if unknown."""
+    kind = type(value)
+    if kind.__name__.endswith("Cache") and kind.__module__.startswith(_LIBRARY_OF_CACHES):
+        return (
+            "transformers keep keys and values of earlier tokens in it to generate, which training has "
+            "no use for: set model.config.use_cache = False (as Trainer does), or pass use_cache=False"
+        )
+    return None
 
 
 def _no_warning(*_: object, **__: object) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from olla_fx import torch_compat
 from olla_fx.capture import Mode
 from olla_fx.errors import StepInputError, StepModeError
+from olla_fx.guards import other_libraries
 from olla_fx.torch_compat import pytree
 
 _PARTS_OF_KIND = ("shape", "strides", "type", "device", "wanted gradient")
@@ -103,9 +104,10 @@ class Call:
                 # Not the value alone: 0.0 and -0.0, 1 and True compare equal.
                 kinds.append((type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf))
             else:
+                advice = other_libraries.advice_on(leaf)
                 raise StepInputError(
                     f"an input holds a {type(leaf).__name__}, which is no tensor, number, string, tuple, "
-                    "list or dict, so calls with it cannot be told apart: pass its parts"
+                    f"list or dict, so calls with it cannot be told apart: {advice or 'pass its parts'}"
                 )
         return cls(inputs, tuple(kinds), tensors)
 
