@@ -108,7 +108,7 @@ class _InPlace:
         self.planned: PlannedModule | None = None
         self._options = options
         self._running = running
-        self._forward = module.__dict__.get("forward")
+        self._forward = module.forward
         self._is_refused = False
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
@@ -129,7 +129,7 @@ class _InPlace:
         if shows_the_model() or self._is_refused or getattr(self._running, "is_inside", False):
             return True
         # Distributed strategies call another method through a forward that they replace for a moment.
-        if self.module.__dict__.get("forward") is not self._forward:
+        if self.module.forward != self._forward:
             return True
         return self.planned is None and not (torch.is_grad_enabled() and self.module.training)
 

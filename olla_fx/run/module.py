@@ -82,6 +82,10 @@ class PlannedModule(ContainerMethods, nn.Module):
         model = self.__dict__.get("_model")
         return type(self) if model is None else model.__class__
 
+    @_shown_class.setter
+    def _shown_class(self, kind: type) -> None:
+        self._model.__class__ = kind
+
     # Libraries choose by isinstance, and by the names and signatures of the class.
     __class__ = _shown_class
 

@@ -189,3 +189,15 @@ def test_an_error_lets_the_module_be_itself(tmp_path):
         fit(WithForward, tmp_path, [callback, Failing()])
     assert all(module._compiled_call_impl is None for module in models[0].modules())
     assert callback.plans.keys() == {""}
+
+
+def test_a_strategy_for_several_processes(tmp_path):
+    """It calls ``training_step`` as the forward of a wrapper."""
+    callback = OllaCallback(solver="none")
+    fits = []
+    for side, callbacks in (("eager", []), ("planned", [callback])):
+        fits.append(fit(WithForward, tmp_path / side, callbacks, strategy="ddp")[0])
+        torch.distributed.destroy_process_group()
+    assert_same_fits(*fits)
+    assert callback.plans.keys() == {""}
+    assert callback.stats[""].counts.served > 0

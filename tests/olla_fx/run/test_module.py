@@ -149,6 +149,19 @@ def test_a_planned_module_shows_class_and_signature_of_its_model():
     assert [*inspect.signature(whole.forward).parameters] == ["inputs", "named"]
 
 
+def test_a_parametrization_of_the_model_itself():
+    """It gives the module another class."""
+    pair = OwnLoop(nn.Linear(6, 3), vectors(1)[0][0])
+    for called, _, _ in pair.sides():
+        nn.utils.parametrizations.weight_norm(called)
+    assert isinstance(pair.step, type(pair.model))
+    for _ in range(2):
+        pair.zero_grad()
+        for loss in pair.losses(vectors(1)[0]):
+            loss.backward()
+        pair.compare_gradients()
+
+
 def test_forward_may_be_replaced():
     """As accelerate does where it wraps a model for autocast."""
     model, x = Scaled(), vectors(1)[0][0]
