@@ -136,6 +136,8 @@ class ExactComparison:
     def _all_facts(self) -> tuple[Callable[[], Facts], ...]:
         reads, optimizer = self.assumed.reads, self._optimizer
         own = self._settings, self._structure, self._flags, reads.facts, self._tensors, self._gradients
+        if self.assumed.writes:
+            own = (*own, self._writes)
         return own if optimizer is None else (*own, optimizer.facts)
 
     def _first_change(self, *groups: Callable[[], Facts]) -> str | None:
@@ -175,6 +177,14 @@ class ExactComparison:
                 fits = tensor is not None and step_input.spec is not None and step_input.spec.fits(tensor)
                 yield f"{slot.name} changed its shape, layout, dtype or device", fits
                 yield f"{slot.name} is tied to others than before", holders.setdefault(id(tensor), slot.name)
+
+    def _writes(self) -> Facts:
+        """Yield whether everything is written: what is read is guarded already, the rest may be anything."""
+        yield f"{self.assumed.writes.names()} changed", self.are_writes_made()
+
+    def are_writes_made(self) -> bool:
+        """Return True if what a first forward writes is there."""
+        return self.assumed.writes.are_made(self.modules)
 
     def _gradients(self) -> Facts:
         """Yield facts about tensors that are all there."""

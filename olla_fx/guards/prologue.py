@@ -69,6 +69,7 @@ class Prologue:
             differentiates: True if the plan is for calls that would make a graph for autograd.
         """
         self._assumed = assumed
+        self._has_writes = bool(assumed.writes)
         self._modules = functools.partial(step_modules, model, loss_fn)
         modules = self._modules()
         self._places = [(slot, modules[slot.owner]) for slot, *_ in assumed.slots]
@@ -101,7 +102,7 @@ class Prologue:
             gathered = self._generated()
         except _NOT_SURE:
             return None
-        if gathered is None:
+        if gathered is None or (self._has_writes and not self._exact.are_writes_made()):
             return None
         tensors, values = gathered
         self._refuse_inputs(examples)

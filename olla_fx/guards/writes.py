@@ -64,6 +64,10 @@ class FirstWrites:
             _is_same(_read(modules, write.place), write.before) for write in self.writes
         )
 
+    def are_made(self, modules: Mapping[str, nn.Module]) -> bool:
+        """Return True if all of it is written; ``modules`` are as of :meth:`are_pending`."""
+        return all(_is_same(_read(modules, write.place), write.after) for write in self.writes)
+
     def make(self, modules: Mapping[str, nn.Module]) -> None:
         """Write it; ``modules`` are as of :meth:`are_pending`."""
         for write in self.writes:
