@@ -168,6 +168,6 @@ def check_training_flag(model: nn.Module, mode: Mode) -> None:
         )
     if mode is Mode.INFERENCE and model.training:
         raise StepModeError(
-            "this step was planned for inference, but the model is in training mode: call model.eval(), or plan "
-            "it for training with olla_fx.optimize(model.train(), example_input)"
+            "this step was planned for inference, but the model is in training mode: call model.eval(), or "
+            "plan it for training with olla_fx.optimize(model.train(), example_input)"
         )
