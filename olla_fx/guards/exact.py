@@ -135,9 +135,8 @@ class ExactComparison:
 
     def _all_facts(self) -> tuple[Callable[[], Facts], ...]:
         reads, optimizer = self.assumed.reads, self._optimizer
-        own = self._settings, self._structure, self._flags, reads.facts, self._tensors, self._gradients
-        if self.assumed.writes:
-            own = (*own, self._writes)
+        before = self._settings, self._structure, self._flags, reads.facts
+        own = (*before, self._writes, self._tensors, self._gradients)
         return own if optimizer is None else (*own, optimizer.facts)
 
     def _first_change(self, *groups: Callable[[], Facts]) -> str | None:
@@ -180,7 +179,8 @@ class ExactComparison:
 
     def _writes(self) -> Facts:
         """Yield whether everything is written: what is read is guarded already, the rest may be anything."""
-        yield f"{self.assumed.writes.names()} changed", self.are_writes_made()
+        if self.assumed.writes:
+            yield f"{self.assumed.writes.names()} changed", self.are_writes_made()
 
     def are_writes_made(self) -> bool:
         """Return True if what a first forward writes is there."""
