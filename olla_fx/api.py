@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from olla_fx.capture import Mode, StepRequest
+from olla_fx.capture.arguments import in_sequence, takes_by_name
 from olla_fx.capture.eager import follow_eager
 from olla_fx.capture.optimizer import warn_about_fused
 from olla_fx.capture.questions import known_answers
@@ -46,8 +47,9 @@ def optimize(
 
     Args:
         model: any ``nn.Module``; not changed.
-        example_input: a tensor, or a tuple of the model's positional arguments; with ``loss_fn`` the last
-            one is the target, and the step is ``loss_fn(model(*inputs), target)``.
+        example_input: a tensor, a tuple of the model's positional arguments, or a dictionary of arguments by
+            name; with ``loss_fn`` a tuple whose last element is the target, and the step is
+            ``loss_fn(model(*inputs), target)``.
         loss_fn: gives a scalar from outputs and target. With it the whole training step is planned.
         optimizer: over the model's parameters; its update is part of the training step.
         options: how to plan and run the step.
@@ -89,7 +91,7 @@ def plan(
 
     Args:
         model: see :func:`optimize`, like ``loss_fn`` and ``optimizer``.
-        example_input: a tensor or a tuple of the model's arguments, the target last.
+        example_input: see :func:`optimize`.
         loss_fn: gives a scalar from outputs and target.
         optimizer: over the model's parameters.
         baseline: also follow an eager step under fake tensors, to say what it would need.
@@ -124,8 +126,10 @@ def _request(
 ) -> StepRequest:
     """Check the arguments once, at the door."""
     _check_kinds(model, loss_fn, optimizer)
-    inputs = example_input if isinstance(example_input, tuple) else (example_input,)
     whole_step = loss_fn is not None or optimizer is not None
+    inputs = example_input if isinstance(example_input, tuple) else (example_input,)
+    if isinstance(example_input, Mapping) and not whole_step and takes_by_name(model, example_input):
+        inputs = in_sequence(model, (), example_input)
     if whole_step and not model.training:
         raise CaptureError(
             "loss_fn and optimizer make a training step, but the model is in eval mode: call "

@@ -13,6 +13,7 @@ __all__ = [
     "BufferMemoryError",
     "CaptureError",
     "DeviceError",
+    "MissingPackageError",
     "ModelLookupError",
     "NotPicklableError",
     "OllaError",
@@ -80,6 +81,23 @@ class DeviceError(OllaError, RuntimeError):
 
 class RecordingError(OllaError, ValueError):
     """A recorded stream of requests shows no iteration."""
+
+
+class MissingPackageError(OllaError, ImportError):
+    """A package that an integration needs is not installed."""
+
+    def __init__(self, package: str, install: str, error: ImportError) -> None:
+        """Name the command that installs it.
+
+        Args:
+            package: the one that is imported.
+            install: what pip is to install.
+            error: the import's.
+        """
+        super().__init__(
+            f"{package} cannot be imported ({error}): pip install 'olla-fx[integrations]', or pip install "
+            f"{install}"
+        )
 
 
 class ModelLookupError(OllaError, ValueError):

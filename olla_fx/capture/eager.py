@@ -14,6 +14,7 @@ from torch import nn
 
 from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
+from olla_fx.capture.arguments import call_with
 from olla_fx.capture.constant_folding import ConstantFolding
 from olla_fx.capture.gradients import clip_gradients_of, micro_batches, share_of_loss
 from olla_fx.capture.inputs import tensor_slots
@@ -129,7 +130,7 @@ class FakeStep:
             return self._outputs()
 
     def _outputs(self) -> list[torch.Tensor]:
-        return _tensors_in(self._model_copy.model(*self._inputs))
+        return _tensors_in(call_with(self._model_copy.model, self._inputs))
 
     def _folding(self, inputs: Sequence[torch.Tensor]) -> ConstantFolding:
         folding = ConstantFolding(self._questions)
@@ -181,7 +182,7 @@ class FakeStep:
             for part in micro_batches(leaves, count)[:_FOLLOWED]:
                 folding.give(_tensors_in(part))
                 *inputs, target = pytree.tree_unflatten(part, spec)
-                outputs = self._model_copy.model(*inputs)
+                outputs = call_with(self._model_copy.model, inputs)
                 loss = share_of_loss(self._model_copy.loss_fn(outputs, target), count)
                 if self.request.options.return_outputs:
                     returned += [output.detach() for output in _tensors_in(outputs)]

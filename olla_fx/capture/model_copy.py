@@ -18,9 +18,10 @@ from torch import nn
 from olla_fx import torch_compat
 from olla_fx.capture.types import StepRequest
 from olla_fx.errors import CaptureError
-from olla_fx.guards import MODULE_TABLES, Mode, Role, TensorSlot, other_libraries, step_modules
+from olla_fx.guards import MODULE_TABLES, Mode, Role, TensorSlot, other_libraries, plain_values, step_modules
 from olla_fx.guards.reads import function_values, user_methods
 from olla_fx.guards.snapshot import leaves_within, snapshot_of
+from olla_fx.guards.writes import Place
 
 _NOT_COMPARED = (MODULE_TABLES - {"training"}) | other_libraries.HARMLESS_ATTRIBUTES
 
@@ -61,6 +62,7 @@ class ModelCopy:
                 "or buffers, and what cannot be copied outside"
             ) from error
         self.modules = step_modules(self.model, self.loss_fn)
+        request.writes.make(self.modules)
         for module in self.modules.values():
             other_libraries.silence(module)
         self._slots = slots
@@ -98,6 +100,10 @@ class ModelCopy:
             for key, value in (function_values(root) or {"itself": root}).items():
                 snapshots[f"{label}: {key}"] = snapshot_of(value, versions=True)
         return snapshots | self._replaced_tensors(known)
+
+    def plain_values(self) -> dict[Place, object]:
+        """Return the plain Python values in reach of the copies' attributes."""
+        return plain_values(self.modules, _NOT_COMPARED)
 
     def _replaced_tensors(self, known: Set[tuple[str, str]]) -> dict[str, object]:
         """Return tensors that traced code assigned instead of writing into them: eager would keep them."""

@@ -9,7 +9,7 @@ computed, no memory is used, and the user's model and optimizer stay untouched.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -36,7 +36,8 @@ from olla_fx.capture.tracing import Tracing
 from olla_fx.capture.types import CapturedFamily, CapturedStep, OutputLayout, StepRequest
 from olla_fx.capture.varying import Symbols
 from olla_fx.errors import CaptureError
-from olla_fx.guards import Mode, Role, StepInput
+from olla_fx.guards import NO_WRITES, FirstWrites, Mode, Role, StepInput, first_writes
+from olla_fx.guards.writes import Place
 from olla_fx.torch_compat import pytree
 
 
@@ -53,6 +54,20 @@ def capture(request: StepRequest) -> CapturedStep:
 
 
 def _capture(request: StepRequest) -> CapturedStep:
+    first = _capture_once(request)
+    if not first.writes:
+        return first
+    # The step that is planned is a later one, which writes nothing, and must compute what the first one does.
+    later = _capture_once(replace(request, writes=first.writes))
+    if later.fingerprint != first.fingerprint:
+        raise CaptureError(
+            "the model's forward computes something else after it wrote its attribute "
+            f"{first.writes.names()}: call it once in eager before it is planned, or keep such state outside"
+        )
+    return replace(later, writes=first.writes)
+
+
+def _capture_once(request: StepRequest) -> CapturedStep:
     questions = Questions(request, asks_numbers=False)
     try:
         captured = _captured(request, questions)
@@ -104,6 +119,7 @@ def _captured(request: StepRequest, questions: Questions) -> CapturedStep:
         state_keys={name: tuple(values) for name, values in tracing.state.items()},
         reads=tracing.baked_values(),
         device=tracing.device,
+        writes=tracing.writes,
         questions=questions.asked,
         signatures=() if family or _has_open_sizes(graph_module) else signatures_of(graph_module.graph),
         family=family,
@@ -152,7 +168,7 @@ def _trace(
 ) -> tuple[Tracing, fx.GraphModule]:
     """Trace a step that does not train the parameters ``unused``, which no gradient reaches."""
     tracing = Tracing(request, unused, questions)
-    attributes = tracing.model_copy.attributes()
+    attributes, values = tracing.model_copy.attributes(), tracing.model_copy.plain_values()
     with (
         explained(request.model),
         tracing.late.traced(),
@@ -162,12 +178,33 @@ def _trace(
     ):
         graph_module = torch_compat.trace_functional(tracing.step, tracing.flat_arguments, tracing.fake_mode)
     tracing.late.finish(graph_module)
-    refuse_side_effects(attributes, tracing.model_copy.attributes())
+    tracing.writes = _first_writes(tracing, attributes, values)
     refuse_effects(graph_module, len(tracing.inputs))
     refuse_baked_tensors(graph_module, request.modules())
     refuse_mixed_types(graph_module, request.model)
     refuse_unwritable(graph_module, request.model)
     return tracing, graph_module
+
+
+def _first_writes(
+    tracing: Tracing, attributes: Mapping[str, object], values: Mapping[Place, object]
+) -> FirstWrites:
+    """Return the plain values that a traced forward wrote on attributes; refuse all else that it changed.
+
+    Args:
+        tracing: after its run.
+        attributes: of the copies, before it.
+        values: the plain ones of them.
+    """
+    copies = tracing.model_copy
+    if tracing.request.writes:
+        refuse_side_effects(attributes, copies.attributes())
+    if copies.attributes() == attributes:
+        return NO_WRITES
+    writes = first_writes(values, copies.plain_values())
+    writes.undo(copies.modules)
+    refuse_side_effects(attributes, copies.attributes())
+    return writes
 
 
 def _trace_update(tracing: Tracing) -> fx.GraphModule:

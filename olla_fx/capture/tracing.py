@@ -17,6 +17,7 @@ from torch import nn
 
 from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
+from olla_fx.capture.arguments import call_with
 from olla_fx.capture.eager import FakeStep
 from olla_fx.capture.eager_numerics import EagerNumerics
 from olla_fx.capture.gradients import (
@@ -37,6 +38,7 @@ from olla_fx.capture.updates import trace_updates
 from olla_fx.capture.varying import Symbols, layout_in_extents
 from olla_fx.errors import CaptureError
 from olla_fx.guards import (
+    NO_WRITES,
     WANTS_GRADIENT,
     Mode,
     OptimizerLayout,
@@ -45,6 +47,7 @@ from olla_fx.guards import (
     StepInput,
     TensorSlot,
     TensorSpec,
+    other_libraries,
 )
 from olla_fx.torch_compat import pytree
 
@@ -63,6 +66,7 @@ class Tracing:
         flat_arguments: the arguments.
         outputs: how results become the answer, once traced.
         aliases: for each tensor among the outputs of the caller's own loop, the tensor that it is a view of.
+        writes: what the model wrote on its Python attributes, once traced.
         without_gradient: parameters that no gradient reached, once traced.
         differentiable: for each result of the answer, True if a tangent comes back for it, once traced.
         gradients: indices of the inputs whose gradients follow the answer, once traced.
@@ -95,6 +99,7 @@ class Tracing:
         self.inputs: list[StepInput] = []
         self.flat_arguments: list[torch.Tensor] = []
         self.outputs: OutputLayout | None = None
+        self.writes = NO_WRITES
         self.without_gradient: list[str] = []
         self.differentiable: tuple[bool, ...] = ()
         self.gradients: tuple[int, ...] = ()
@@ -289,7 +294,7 @@ class Tracing:
         self.model_copy.put([present[places[0].role, places[0].name] for places in self.slots])
         if self.request.mode is Mode.INFERENCE:
             with torch.no_grad(), self._autocast_cache():
-                return self._flatten_outputs(self.model_copy.model(*arguments))
+                return self._flatten_outputs(call_with(self.model_copy.model, arguments))
         if self.request.mode is Mode.AUTOGRAD:
             return self._differentiable_pass(flat, held, arguments)
         values = dict(zip(names, flat, strict=True))
@@ -325,7 +330,7 @@ class Tracing:
             if step_input.role is Role.TANGENT
         ]
         with torch.enable_grad(), self._autocast_cache():
-            outputs = self.model_copy.model(*arguments)
+            outputs = call_with(self.model_copy.model, arguments)
         tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
         tensors = [tensor for tensor, alias in zip(tensors, self.aliases, strict=True) if alias is None]
         self.differentiable = tuple(leaf.requires_grad for leaf in tensors)
@@ -354,7 +359,7 @@ class Tracing:
         trained, options = self.trained, self.request.options
         *inputs, target = arguments
         with torch.enable_grad(), self._autocast_cache():
-            outputs = self.model_copy.model(*inputs)
+            outputs = call_with(self.model_copy.model, inputs)
             loss = share_of_loss(self._loss(outputs, target), options.accumulation_steps)
         if not trained:
             raise CaptureError("the loss depends on no parameter that the optimizer trains")
@@ -464,9 +469,10 @@ class Tracing:
             elif isinstance(leaf, int | float | bool | str | type(None) | torch.SymInt | torch.SymFloat):
                 layout.append((False, leaf))
             else:
+                advice = other_libraries.advice_on(leaf)
                 raise CaptureError(
                     f"the model returns a {type(leaf).__name__}, which is no tensor, number, tuple, list or "
-                    "dict: register it with torch.utils._pytree, or return its tensors"
+                    f"dict: {advice or 'register it with torch.utils._pytree, or return its tensors'}"
                 )
         self.outputs = OutputLayout(spec, tuple(layout))
         return results

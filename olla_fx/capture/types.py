@@ -13,7 +13,17 @@ from torch import fx, nn
 from olla_fx.capture.formulas import Signature
 from olla_fx.capture.varying import TangentsSeen, VaryingSizes
 from olla_fx.errors import CaptureError
-from olla_fx.guards import Assumptions, Mode, NumberSlot, Question, Role, TensorSlot, step_modules
+from olla_fx.guards import (
+    NO_WRITES,
+    Assumptions,
+    FirstWrites,
+    Mode,
+    NumberSlot,
+    Question,
+    Role,
+    TensorSlot,
+    step_modules,
+)
 from olla_fx.options import Options
 from olla_fx.torch_compat import pytree
 
@@ -204,7 +214,8 @@ class StepRequest:
 
     Attributes:
         model: the user's; not changed.
-        inputs: positional arguments of the model; for training the last one is the target.
+        inputs: of the model in sequence, then :class:`~olla_fx.capture.arguments.NamedInputs` if it takes
+            some by name only; for training the last one is the target.
         mode: the part of the step.
         loss_fn: ``loss_fn(model(*inputs), target)`` must give a scalar.
         optimizer: the user's; not changed.
@@ -216,6 +227,7 @@ class StepRequest:
         late: numbers to bind late.
         varying: the sizes of the inputs that are to be symbols; None for numbers.
         tangents_seen: then, instead of ``tangent_strides``, the tangents at other sizes.
+        writes: what a forward writes on Python attributes the first time, which is to have happened.
     """
 
     model: nn.Module
@@ -229,6 +241,7 @@ class StepRequest:
     late: LateRequest | None = None
     varying: VaryingSizes | None = None
     tangents_seen: TangentsSeen | None = None
+    writes: FirstWrites = NO_WRITES
 
     def modules(self) -> dict[str, nn.Module]:
         """Return all modules that the step runs, by name."""

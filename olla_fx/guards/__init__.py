@@ -15,12 +15,15 @@ from olla_fx.guards.optimizer import OptimizerLayout, ScalarSlot, TensorHyperpar
 from olla_fx.guards.prologue import Mismatch, Prologue
 from olla_fx.guards.questions import Comparison, GivenInput, Question, QuestionGuard, Recipe
 from olla_fx.guards.reads import MODULE_TABLES, Reads
+from olla_fx.guards.writes import NO_WRITES, FirstWrites, first_writes, plain_values
 
 __all__ = [
     "MODULE_TABLES",
+    "NO_WRITES",
     "WANTS_GRADIENT",
     "Assumptions",
     "Comparison",
+    "FirstWrites",
     "GivenInput",
     "LateBinding",
     "Mismatch",
@@ -38,5 +41,7 @@ __all__ = [
     "TensorHyperparameter",
     "TensorSlot",
     "TensorSpec",
+    "first_writes",
+    "plain_values",
     "step_modules",
 ]

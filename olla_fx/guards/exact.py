@@ -8,6 +8,7 @@ another object than before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from olla_fx.guards.numbers import NumberSlot, can_be_late, changed
 from olla_fx.guards.optimizer import OptimizerGuard, OptimizerLayout
 from olla_fx.guards.reads import Reads
 from olla_fx.guards.snapshot import Same
+from olla_fx.guards.writes import NO_WRITES, FirstWrites
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,7 @@ class Assumptions:
         state_keys: for each parameter that is updated, the keys of its optimizer state.
         reads: the Python values that were read and baked.
         device: where everything lives.
+        writes: what a forward writes on Python attributes the first time, which is assumed to be there.
     """
 
     mode: Mode
@@ -44,6 +47,7 @@ class Assumptions:
     state_keys: Mapping[str, tuple[str, ...]]
     reads: Reads
     device: torch.device
+    writes: FirstWrites = NO_WRITES
 
 
 class ExactComparison:
@@ -76,24 +80,27 @@ class ExactComparison:
         self._optimizer = optimizer
         self._gradients_count = differentiates or assumed.mode is not Mode.INFERENCE
         late = {slot.name for slot in assumed.reads.late.slots}
-        self._numbers = [(slot, number) for slot, number in assumed.reads.numbers() if slot.name not in late]
-        self._planned = {facts: list(facts()) for facts in self._all_facts()}
+        with self._writes_assumed():
+            self._numbers = [it for it in assumed.reads.numbers() if it[0].name not in late]
+            self._planned = {facts: list(facts()) for facts in self._all_facts()}
 
     def why_not(self) -> str | None:
         """Return why the plan no longer fits; None while it does."""
-        return self._first_change(*self._all_facts())
+        with self._writes_assumed():
+            return self._first_change(*self._all_facts())
 
     def changes(self) -> tuple[tuple[str, object], ...]:
         """Return what differs from what the plan assumes: what is said of it, and what is there now."""
         lost = self.lost()
         if lost is not None:  # the other facts are of modules and tensors that are there
             return ((lost, [Same(module) for module in self._present_modules().values()]),)
-        return tuple(
-            (reason, present)
-            for facts in self._all_facts()
-            for (reason, present), (_, planned) in zip(facts(), self._planned[facts], strict=False)
-            if present != planned
-        )
+        with self._writes_assumed():
+            return tuple(
+                (reason, present)
+                for facts in self._all_facts()
+                for (reason, present), (_, planned) in zip(facts(), self._planned[facts], strict=False)
+                if present != planned
+            )
 
     def changed_numbers(
         self, are_wanted: Callable[[Iterable[NumberSlot]], bool]
@@ -103,7 +110,8 @@ class ExactComparison:
         Args:
             are_wanted: returns False for numbers that need not be looked at further.
         """
-        present = [(slot, number, slot.read()) for slot, number in self._numbers]
+        with self._writes_assumed():
+            present = [(slot, number, slot.read()) for slot, number in self._numbers]
         numbers = {slot: number for slot, number, now in present if _differ(now, number)}
         suit = all(
             type(now) is type(number) and can_be_late(now) for slot, number, now in present if slot in numbers
@@ -117,9 +125,18 @@ class ExactComparison:
         """Return which module or tensor is gone, or has another place or kind; None if none is."""
         return self._first_change(self._structure, self._tensors)
 
+    def make_first_writes(self) -> None:
+        """Write on the modules what their first forward writes, if that has not been written."""
+        if self.assumed.writes.are_pending(self.modules):
+            self.assumed.writes.make(self.modules)
+
+    def _writes_assumed(self) -> AbstractContextManager[None]:
+        return self.assumed.writes.assumed(self.modules)
+
     def _all_facts(self) -> tuple[Callable[[], Facts], ...]:
         reads, optimizer = self.assumed.reads, self._optimizer
-        own = self._settings, self._structure, self._flags, reads.facts, self._tensors, self._gradients
+        before = self._settings, self._structure, self._flags, reads.facts
+        own = (*before, self._writes, self._tensors, self._gradients)
         return own if optimizer is None else (*own, optimizer.facts)
 
     def _first_change(self, *groups: Callable[[], Facts]) -> str | None:
@@ -159,6 +176,15 @@ class ExactComparison:
                 fits = tensor is not None and step_input.spec is not None and step_input.spec.fits(tensor)
                 yield f"{slot.name} changed its shape, layout, dtype or device", fits
                 yield f"{slot.name} is tied to others than before", holders.setdefault(id(tensor), slot.name)
+
+    def _writes(self) -> Facts:
+        """Yield whether everything is written: what is read is guarded already, the rest may be anything."""
+        if self.assumed.writes:
+            yield f"{self.assumed.writes.names()} changed", self.are_writes_made()
+
+    def are_writes_made(self) -> bool:
+        """Return True if what a first forward writes is there."""
+        return self.assumed.writes.are_made(self.modules)
 
     def _gradients(self) -> Facts:
         """Yield facts about tensors that are all there."""

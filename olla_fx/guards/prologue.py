@@ -69,6 +69,7 @@ class Prologue:
             differentiates: True if the plan is for calls that would make a graph for autograd.
         """
         self._assumed = assumed
+        self._has_writes = bool(assumed.writes)
         self._modules = functools.partial(step_modules, model, loss_fn)
         modules = self._modules()
         self._places = [(slot, modules[slot.owner]) for slot, *_ in assumed.slots]
@@ -101,7 +102,7 @@ class Prologue:
             gathered = self._generated()
         except _NOT_SURE:
             return None
-        if gathered is None:
+        if gathered is None or (self._has_writes and not self._exact.are_writes_made()):
             return None
         tensors, values = gathered
         self._refuse_inputs(examples)
@@ -162,7 +163,9 @@ class Prologue:
             self._optimizer.undo_created_state()
 
     def gather(self, examples: Sequence[torch.Tensor]) -> list[Any]:
-        """Return the values of all placeholders of a plan that fits; creates missing optimizer state.
+        """Return the values of all placeholders of a plan that fits; does what a first step does.
+
+        Missing state of the optimizer is created, and what only a first forward writes is written.
 
         Args:
             examples: as of :meth:`check`.
@@ -181,6 +184,7 @@ class Prologue:
         of_optimizer, created = self._optimizer.gather() if self._optimizer is not None else ([], {})
         values += [*of_optimizer, *self._assumed.reads.late.gather(), *examples]
         self._refuse_overlaps(values)
+        self._exact.make_first_writes()
         if self._optimizer is not None:  # only now: a call that is refused leaves it as it was
             self._optimizer.keep_created_state(created)
         return values

@@ -41,7 +41,7 @@ from olla_fx.guards.snapshot import CONTAINERS, PLAIN, Same, snapshot_of
 MODULE_TABLES = (
     frozenset(nn.Module().__dict__)
     | frozenset(fx.GraphModule(nn.Module(), fx.Graph()).__dict__)
-    | {"_flat_weights", "_flat_weight_refs"}
+    | {"_flat_weights", "_flat_weight_refs", "_compiled_call_impl"}
 )
 """Attributes by which modules and traced modules work; what they hold is found and compared by name."""
 

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from olla_fx import torch_compat
+from olla_fx.guards import other_libraries
 
 DEEPEST = 4
 """How deep objects are looked into."""
@@ -131,8 +132,9 @@ def _parts_of(value: Any) -> list[tuple[Any, Any]] | None:
     if issubclass(kind, CONTAINERS):
         return list(enumerate(value))
     slots = [(name, getattr(value, name)) for name in _slot_names(kind) if hasattr(value, name)]
-    fields = getattr(value, "__dict__", None)
-    return slots or None if fields is None else [*slots, *fields.items()]
+    if not hasattr(value, "__dict__"):
+        return slots or None
+    return [*slots, *other_libraries.fields_of(value).items()]
 
 
 def steps_of(value: Any) -> list[tuple[tuple[str, Any], Any]] | None:
@@ -159,7 +161,7 @@ def steps_of(value: Any) -> list[tuple[tuple[str, Any], Any]] | None:
         return None
     if _slot_names(kind) or not hasattr(value, "__dict__"):
         return None
-    return [(("field", name), part) for name, part in value.__dict__.items()]
+    return [(("field", name), part) for name, part in other_libraries.fields_of(value).items()]
 
 
 def _is_name(key: object) -> bool:

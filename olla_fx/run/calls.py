@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import inspect
 import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from torch import nn
 from olla_fx import torch_compat
 from olla_fx.capture import Mode
 from olla_fx.errors import StepInputError, StepModeError
+from olla_fx.guards import other_libraries
 from olla_fx.torch_compat import pytree
 
 _PARTS_OF_KIND = ("shape", "strides", "type", "device", "wanted gradient")
@@ -57,43 +57,6 @@ def refuse_transforms() -> None:
             "a whole training step updates weights, and cannot be transformed by torch.func, be "
             "differentiated in forward mode or be traced by torch.jit: use the model itself there"
         )
-
-
-def in_sequence(
-    model: nn.Module, planned: Mode, inputs: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[Any, ...]:
-    """Return named inputs in the places where the model's forward takes them.
-
-    Args:
-        model: the user's.
-        planned: what the module was planned for.
-        inputs: those given in sequence.
-        named: those given by name.
-
-    Raises:
-        StepInputError: if the model does not take them so, or the step takes no names.
-    """
-    if planned is Mode.TRAINING:
-        raise StepInputError(
-            "a whole training step takes its inputs in sequence, the target last, not by name "
-            f"({next(iter(named))}=)"
-        )
-    try:
-        signature = inspect.signature(model.forward)
-        bound = signature.bind(*inputs, **named)
-    except TypeError as error:
-        raise StepInputError(f"{type(model).__name__}.forward: {error}") from error
-    given = set(bound.arguments)
-    bound.apply_defaults()
-    by_name_only = [name for name in bound.kwargs if name in given or name not in signature.parameters]
-    if by_name_only:
-        raise StepInputError(
-            f"{type(model).__name__} takes {by_name_only[0]!r} by name only, which a plan cannot: wrap the "
-            "model in one that takes it in sequence"
-        )
-    names = list(bound.arguments)[: len(bound.args)]
-    last = max((index for index, name in enumerate(names) if name in given), default=-1)
-    return bound.args[: max(last + 1, len(inputs))]
 
 
 Key = Hashable
@@ -141,9 +104,10 @@ class Call:
                 # Not the value alone: 0.0 and -0.0, 1 and True compare equal.
                 kinds.append((type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf))
             else:
+                advice = other_libraries.advice_on(leaf)
                 raise StepInputError(
                     f"an input holds a {type(leaf).__name__}, which is no tensor, number, string, tuple, "
-                    "list or dict, so calls with it cannot be told apart: pass its parts"
+                    f"list or dict, so calls with it cannot be told apart: {advice or 'pass its parts'}"
                 )
         return cls(inputs, tuple(kinds), tensors)
 
@@ -204,5 +168,6 @@ def check_training_flag(model: nn.Module, mode: Mode) -> None:
         )
     if mode is Mode.INFERENCE and model.training:
         raise StepModeError(
-            "this step was planned for inference, but the model is in training mode: call model.eval()"
+            "this step was planned for inference, but the model is in training mode: call model.eval(), or "
+            "plan it for training with olla_fx.optimize(model.train(), example_input)"
         )

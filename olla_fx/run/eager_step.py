@@ -27,7 +27,7 @@ def run_in_eager(
 
     Args:
         request: what the module was planned for; its inputs are not read.
-        inputs: of the call, in sequence.
+        inputs: of the call, as they were given.
         named: of the call, by name; not for a whole training step.
 
     Raises:
@@ -36,9 +36,9 @@ def run_in_eager(
     """
     if request.mode is Mode.INFERENCE:
         with torch.no_grad():
-            return request.model(*inputs, **(named or {}))
+            return torch_compat.call_itself(request.model, *inputs, **(named or {}))
     if request.mode is Mode.AUTOGRAD:
-        return request.model(*inputs, **(named or {}))
+        return torch_compat.call_itself(request.model, *inputs, **(named or {}))
     for index, leaf in enumerate(pytree.tree_leaves(inputs)):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
             raise StepInputError(f"input {index} {WANTS_GRADIENT}")
@@ -54,7 +54,7 @@ def _training_step(request: StepRequest, inputs: tuple[Any, ...]) -> Any:
     losses, answers = [], []
     for part in micro_batches(leaves, options.accumulation_steps):
         *arguments, target = pytree.tree_unflatten(part, spec)
-        outputs = request.model(*arguments)
+        outputs = torch_compat.call_itself(request.model, *arguments)
         loss = share_of_loss(checked_loss(request.loss_fn(outputs, target)), options.accumulation_steps)
         with torch.autocast(loss.device.type, enabled=False):
             loss.backward()  # type: ignore[no-untyped-call]

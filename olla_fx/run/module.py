@@ -18,18 +18,13 @@ from torch import fx, nn
 
 from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Mode, StepRequest, TensorSpec
+from olla_fx.capture.arguments import in_sequence
 from olla_fx.capture.questions import known_answers
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.eager.record import Recording
 from olla_fx.errors import StepInputError, StepModeError
 from olla_fx.run.autograd import Pass, PlannedFunction
-from olla_fx.run.calls import (
-    Call,
-    check_training_flag,
-    in_sequence,
-    refuse_transforms,
-    shows_the_model,
-)
+from olla_fx.run.calls import Call, check_training_flag, refuse_transforms, shows_the_model
 from olla_fx.run.container import ContainerMethods
 from olla_fx.run.eager_step import run_in_eager
 from olla_fx.run.executor import Executor
@@ -38,6 +33,7 @@ from olla_fx.run.pickling import carried, refuse_unnamed
 from olla_fx.run.plan_cache import CachedPlan, Strides
 from olla_fx.run.plans import Plans
 from olla_fx.run.pool import Lease, Turn, pool_of
+from olla_fx.run.shown_forward import SHOWN, ShownForward, shown_as
 from olla_fx.run.stats import StepReport, StepStats, report_on
 from olla_fx.step_plan import Plan
 from olla_fx.time_limit import TimeLimit
@@ -47,7 +43,8 @@ from olla_fx.torch_compat import pytree
 class PlannedModule(ContainerMethods, nn.Module):
     """A planned step; :func:`olla_fx.optimize` makes it.
 
-    The model's own attributes are found on it. Its own names are few: ``plan``, ``graph_module``, ``stats``,
+    It stands for the model: the model's own attributes are found on it, and it is an instance of the model's
+    class, too. Its own names are few: ``plan``, ``graph_module``, ``stats``,
     :meth:`report`, :meth:`replan` and :meth:`poison`.
     """
 
@@ -74,10 +71,25 @@ class PlannedModule(ContainerMethods, nn.Module):
         self._stock_runs = self._beside_runs = 0
         self._plans = Plans(request)
         self._answers = known_answers(self._plans.current.executor.step.captured.questions)
+        if request.mode is not Mode.TRAINING:
+            self.__dict__[SHOWN] = shown_as(PlannedModule.forward, model.forward)
         # Not as a child module: that would change the keys of state_dict. Last, since from here on
         # attributes that the model has are set there.
         object.__setattr__(self, "_model", model)
 
+    @property
+    def _shown_class(self) -> type:
+        model = self.__dict__.get("_model")
+        return type(self) if model is None else model.__class__
+
+    @_shown_class.setter
+    def _shown_class(self, kind: type) -> None:
+        self._model.__class__ = kind
+
+    # Libraries choose by isinstance, and by the names and signatures of the class.
+    __class__ = _shown_class
+
+    @ShownForward
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run one step, or in the caller's own loop one forward.
 
@@ -96,7 +108,7 @@ class PlannedModule(ContainerMethods, nn.Module):
         """
         if self._request.mode is not Mode.TRAINING:
             if shows_the_model():
-                return self._model(*inputs, **named)
+                return torch_compat.call_itself(self._model, *inputs, **named)
             if self._turn.is_taken and self._plans.falls_back and self._plans.saves_little:
                 self._beside_runs += 1
                 return run_in_eager(self._request, inputs, named)
@@ -108,9 +120,7 @@ class PlannedModule(ContainerMethods, nn.Module):
             refuse_transforms()
         check_training_flag(self._model, self._request.mode)
         try:
-            if named:
-                inputs, named = in_sequence(self._model, self._request.mode, inputs, named), {}
-            call = Call.of(self._request.mode, inputs)
+            call = Call.of(self._request.mode, self._in_sequence(inputs, named))
         except StepInputError as error:
             if self._request.mode is Mode.TRAINING or not self._plans.falls_back:
                 raise
@@ -132,10 +142,20 @@ class PlannedModule(ContainerMethods, nn.Module):
                     planned.choose_executor(sees_gradients, limit)
                     executor = planned.executor
         if fitting is None:
-            return run_in_eager(self._request, inputs)
+            return run_in_eager(self._request, inputs, named)
         if executor.step.captured.mode is Mode.AUTOGRAD:
             return self._differentiate(planned, executor, values, sees_gradients)
         return self._infer(planned, values, limit)
+
+    def _in_sequence(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        if not named:
+            return inputs
+        if self._request.mode is Mode.TRAINING:
+            raise StepInputError(
+                "a whole training step takes its inputs in sequence, the target last, not by name "
+                f"({next(iter(named))}=)"
+            )
+        return in_sequence(self._model, inputs, named)
 
     def _train(self, call: Call, limit: TimeLimit) -> Any:
         fitting = self._plans.of(call, limit)

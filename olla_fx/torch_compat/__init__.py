@@ -33,6 +33,9 @@ from olla_fx.torch_compat.hooks import (
 from olla_fx.torch_compat.late_numbers import Decision, Expression, LateNumbers
 from olla_fx.torch_compat.modules import (
     NORM_TYPE,
+    call_instead,
+    call_itself,
+    called_instead,
     children_of,
     own_tensors,
     parameters_of,
@@ -131,6 +134,9 @@ __all__ = [
     "autocast_state",
     "backward_number",
     "below_autograd",
+    "call_instead",
+    "call_itself",
+    "called_instead",
     "captures_current_stream",
     "capturing",
     "children_of",

@@ -34,3 +34,33 @@ def share_tables(module: nn.Module, other: nn.Module) -> None:
 def refresh_weight_list(module: nn.RNNBase) -> None:
     """Put a recurrent module's present parameters into the list that it keeps of them."""
     module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
+
+
+def call_itself(module: nn.Module, /, *inputs: Any, **named: Any) -> Any:
+    """Call a module past whatever is called in its place, such as what ``nn.Module.compile`` made of it.
+
+    Args:
+        module: the user's.
+        inputs: in sequence.
+        named: by name.
+    """
+    function: Callable[..., Any] = module if module._compiled_call_impl is None else module._call_impl
+    return function(*inputs, **named)
+
+
+def called_instead(module: nn.Module) -> Callable[..., Any] | None:
+    """Return what is called in a module's place; None if it is called itself."""
+    return module._compiled_call_impl
+
+
+def call_instead(module: nn.Module, function: Callable[..., Any] | None) -> None:
+    """Let something be called in a module's place, beneath nothing but ``module(...)`` itself.
+
+    Args:
+        module: the user's.
+        function: takes what the module takes; None to let the module be called itself.
+    """
+    if function is None:
+        module.__dict__.pop("_compiled_call_impl", None)
+    else:
+        module.__dict__["_compiled_call_impl"] = function

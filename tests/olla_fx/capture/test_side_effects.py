@@ -1,6 +1,7 @@
 """Side effects of a forward or a loss are followed or refused with the cause."""
 
 import collections
+import copy
 import itertools
 import random
 
@@ -13,7 +14,7 @@ from torch import nn
 import olla_fx
 from olla_fx import CaptureError
 from tests.olla_fx.capture.refusals import Changed, Counter, refused
-from tests.olla_fx.harness import WholeStep
+from tests.olla_fx.harness import OwnLoop, WholeStep
 from tests.olla_fx.helpers import mlp, sgd, vectors
 
 
@@ -31,6 +32,103 @@ class Averaging(nn.Module):
     def forward(self, x):
         self.update(self, x.mean(0))
         return self.body(x + self.ema + self.loose + self.weight)
+
+
+class Settings:
+    """What a model looks up."""
+
+    def __init__(self):
+        self.kind = None
+
+
+class Noting(nn.Module):
+    """Notes something the first time that it runs."""
+
+    def __init__(self, note):
+        super().__init__()
+        self.body = mlp()
+        self.settings = Settings()
+        self.note = note
+
+    def forward(self, x):
+        answer = self.note(self, self.body(x))
+        return answer * 2 if self.settings.kind == "pairs" else answer
+
+
+def note_in_settings(model, answer):
+    if model.settings.kind is None:
+        model.settings.kind = "pairs" if answer.shape[1] == 2 else "many"
+    return answer
+
+
+def note_in_attributes(model, answer):
+    if not hasattr(model, "classes"):
+        model.classes, model.settings.kind = answer.shape[1], "many"
+    return answer
+
+
+def note_and_differ(model, answer):
+    if model.settings.kind is None:
+        model.settings.kind = "many"
+        return answer + 1
+    return answer
+
+
+def note_list(model, answer):
+    if model.settings.kind is None:
+        model.settings.kind = [answer.shape[1]]
+    return answer
+
+
+_seen: dict[str, bool] = {}
+
+
+class NotingGlobally(Noting):
+    def forward(self, x):
+        _seen["forward"] = True
+        self.settings.kind = "many"
+        return self.body(x)
+
+
+@pytest.mark.parametrize("note", [note_in_settings, note_in_attributes])
+def test_what_only_a_first_forward_writes_is_written_by_the_first_call(note):
+    model, (x, target) = Noting(note), vectors(1)[0]
+    before = copy.deepcopy(vars(model.settings)), {*vars(model)}
+    olla_fx.plan(model, x)
+    pair = OwnLoop(model, x)
+    assert (vars(model.settings), {*vars(model)}) == before
+    for _ in range(3):
+        pair.train((x, target))
+        assert model.settings.kind == pair.eager.settings.kind == "many"
+        assert getattr(model, "classes", 3) == 3
+    pair.assert_served()
+    assert (pair.step.stats.cached_plans, pair.step.stats.replans) == (1, 0)
+    pair.change(lambda model: setattr(model.settings, "kind", "pairs"))
+    pair.train((x, target))
+    assert pair.step.stats.replans == 1
+    pair.change(lambda model: setattr(model.settings, "kind", None))
+    pair.change(lambda model: vars(model).pop("classes", None))
+    pair.train((x, target))
+    assert model.settings.kind == "many"
+    assert pair.step.stats.cached_plans == 2
+
+
+@pytest.mark.parametrize(
+    ("note", "message"),
+    [
+        (note_and_differ, "computes something else after it wrote its attribute 'settings.kind'"),
+        (note_list, "changes its attribute 'settings'"),
+    ],
+)
+def test_what_a_first_forward_changes_beside_plain_values_is_refused(note, message):
+    with pytest.raises(CaptureError, match=message):
+        olla_fx.optimize(Noting(note), vectors(1)[0][0])
+
+
+def test_a_global_variable_that_a_first_forward_writes_is_refused():
+    _seen.clear()
+    with pytest.raises(CaptureError, match=r"changes its attribute '.*_seen'"):
+        olla_fx.optimize(NotingGlobally(None).eval(), vectors(1)[0][0])
 
 
 def replace_buffer(model, mean):

@@ -74,3 +74,21 @@ def test_mixtures_of_experts():
     assert model.config._experts_implementation == "grouped_mm"
     batches = [(torch.randint(1, 32, (2, 8)), torch.randint(32, (2, 8))) for _ in range(2)]
     train(model, batches)
+
+
+def test_saving_a_model_makes_no_new_plan(tmp_path):
+    """It notes the model's class and the type of its weights in the configuration."""
+    transformer("bert", "AutoModelForSequenceClassification").save_pretrained(tmp_path)
+    model = import_module("transformers").AutoModelForSequenceClassification.from_pretrained(tmp_path).train()
+    assert model.config.dtype == torch.float32
+    model.config.architectures = None
+    batches = [(torch.randint(1, 32, (2, 8)), torch.randint(2, (2,))) for _ in range(2)]
+    pair = train(model, batches)
+    model.save_pretrained(tmp_path)
+    assert model.config.architectures
+    assert model.config.dtype == "float32"
+    pair.run(batches)
+    assert pair.step.stats.replans == 0
+    model.config.dtype = torch.float64
+    pair.run(batches)
+    assert pair.step.stats.replans == 1

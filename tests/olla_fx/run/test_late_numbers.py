@@ -411,16 +411,32 @@ def test_tracing_leaves_numbers_as_they_were():
         assert model.beta == 2 * beta
 
 
-def test_a_step_that_writes_to_a_late_number_is_refused():
+def test_a_number_that_a_step_keeps_elsewhere_stays_a_constant():
     def use(m, y):
         if m.beta < 0.5:
             m.count = m.beta
             m.beta = m.beta + 0.0
         return y * m.beta
 
+    model, x = Scaled(use, beta=1.0), VECTORS[0][0]
+    eager = copy.deepcopy(model)
+    step = olla_fx.optimize(model, (x,), solver="none", fallback="raise")
+    for beta in (1.0, 0.4, 0.3, 0.4, 0.4, 0.3, 1.0, 0.3):
+        model.beta = eager.beta = beta
+        assert torch.equal(step(x), eager(x))
+        assert model.beta == beta
+        assert getattr(model, "count", None) == getattr(eager, "count", None)
+
+
+def test_a_step_that_changes_a_late_number_is_refused():
+    def use(m, y):
+        if m.beta < 0.5:
+            m.beta = m.beta + 0.1
+        return y * m.beta
+
     model = Scaled(use, beta=1.0)
     step = olla_fx.optimize(model, VECTORS[0][:1], solver="none", fallback="raise")
-    model.beta = 0.4
+    model.beta = 0.1
     with pytest.raises(olla_fx.CaptureError, match="changes its attribute"):
         step(VECTORS[0][0])
 

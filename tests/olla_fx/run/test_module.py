@@ -1,6 +1,9 @@
 """A planned module forwards what its model has and lets itself be looked at."""
 
 import copy
+import inspect
+import pickle
+import types
 
 import pytest
 import torch
@@ -81,13 +84,92 @@ def test_an_attribute_of_the_model_is_not_hidden(name):
     assert step.stats.replans == 0
 
 
-def test_inputs_that_are_taken_by_name_only_may_be_left_out():
+def test_inputs_are_given_by_name():
     x = vectors(1)[0][0]
     pair = OwnLoop(Scaled(), x)
     assert_same(pair.eager(x=x, shift=1.0), pair.step(x=x, shift=1.0), "answer")
     assert_same(pair.eager(x, shift=1.0), pair.step(x, shift=1.0), "answer")
-    with pytest.raises(StepInputError, match="'negate' by name only"):
-        pair.step(x, negate=True)
+    for _ in range(2):
+        pair.poison()
+        assert_same(pair.eager(x, negate=True), pair.step(x, negate=True), "answer")
+    assert pair.step.stats.cached_plans == 3
+    with pytest.raises(StepInputError, match="unexpected keyword argument 'other'"):
+        pair.step(x, other=True)
+
+
+class TakesAnything(nn.Module):
+    """Takes a tensor, and others by any name."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x, **others):
+        return self.body(x) / others["count"]
+
+
+def test_an_example_by_name():
+    x, y = vectors(1)[0]
+    example = {"count": torch.tensor(3), "x": x}
+    pair = OwnLoop(TakesAnything(), example)
+    for count in (3, 4, 5):
+        pair.poison()
+        for called, _, _ in pair.sides():
+            F.cross_entropy(called(x, count=torch.tensor(count)), y).backward()
+        pair.compare_gradients()
+    assert_same(pair.eager(**example), pair.step(**example), "answer")
+    assert pair.step.stats.cached_plans == 1
+    pair.assert_served()
+
+
+class TakesDictionary(nn.Module):
+    def forward(self, batch):
+        return batch["x"] * batch["scale"]
+
+
+def test_an_example_that_is_a_dictionary():
+    batch = {"x": torch.randn(4, requires_grad=True), "scale": torch.randn(4)}
+    step = olla_fx.optimize(TakesDictionary(), batch, solver="none", fallback="raise")
+    assert_same(TakesDictionary()(batch), step(batch), "answer")
+    assert step.stats.cached_plans == 1
+
+
+def test_a_planned_module_shows_class_and_signature_of_its_model():
+    model, x = Scaled(), vectors(1)[0][0]
+    step = olla_fx.optimize(model, x, solver="none")
+    assert isinstance(step, Scaled)
+    assert isinstance(step, olla_fx.PlannedModule)
+    assert step.__class__ is Scaled
+    assert inspect.signature(step.forward) == inspect.signature(model.forward)
+    for other in (copy.deepcopy(step), pickle.loads(pickle.dumps(step))):
+        assert isinstance(other, olla_fx.PlannedModule)
+        assert inspect.signature(other.forward) == inspect.signature(model.forward)
+        assert_same(model(x), other(x), "answer")
+    whole = olla_fx.optimize(model, vectors(1)[0], loss_fn=F.cross_entropy, optimizer=sgd(model.parameters()))
+    assert [*inspect.signature(whole.forward).parameters] == ["inputs", "named"]
+
+
+def test_a_parametrization_of_the_model_itself():
+    """It gives the module another class."""
+    pair = OwnLoop(nn.Linear(6, 3), vectors(1)[0][0])
+    for called, _, _ in pair.sides():
+        nn.utils.parametrizations.weight_norm(called)
+    assert isinstance(pair.step, type(pair.model))
+    for _ in range(2):
+        pair.zero_grad()
+        for loss in pair.losses(vectors(1)[0]):
+            loss.backward()
+        pair.compare_gradients()
+
+
+def test_forward_may_be_replaced():
+    """As accelerate does where it wraps a model for autocast."""
+    model, x = Scaled(), vectors(1)[0][0]
+    step = olla_fx.optimize(model, x, solver="none")
+    forward = step.forward.__func__
+    step.forward = types.MethodType(lambda self, *inputs: forward(self, *inputs) + 1, step)
+    assert_same(model(x) + 1, step(x), "answer")
+    assert "forward" not in vars(model)
 
 
 def test_a_first_and_a_second_call():
