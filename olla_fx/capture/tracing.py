@@ -33,7 +33,7 @@ from olla_fx.capture.model_copy import ModelCopy
 from olla_fx.capture.questions import Questions
 from olla_fx.capture.refusals import explained, refuse_new_layouts
 from olla_fx.capture.types import OutputAlias, OutputLayout, StepRequest, plan_device
-from olla_fx.capture.varying import Symbols, layout_in_extents
+from olla_fx.capture.varying import SymbolicSizes, layout_in_extents
 from olla_fx.errors import CaptureError
 from olla_fx.guards import (
     WANTS_GRADIENT,
@@ -71,7 +71,7 @@ class Tracing:
         state: of the optimizer, by parameter and key.
         device: where everything lives.
         example_leaves: for each leaf of the example, its index among the arguments, or the constant.
-        symbols: the sizes of inputs that are symbols, if any are.
+        sizes: the sizes of inputs that are symbols, if any are.
     """
 
     def __init__(self, request: StepRequest, unused: frozenset[str], questions: Questions) -> None:
@@ -86,7 +86,8 @@ class Tracing:
         self._questions = questions
         self.unused = unused
         self.fake_mode = torch_compat.new_fake_mode()
-        self.symbols = None if request.varying is None else Symbols.new(request.varying, self.fake_mode)
+        varying = request.symbols.varying
+        self.sizes = None if varying is None else SymbolicSizes.new(varying, self.fake_mode)
         self._originals = request.modules()
         self.slots = tensor_slots(self._originals)
         self.model_copy = ModelCopy(request, self.slots)
@@ -201,12 +202,12 @@ class Tracing:
 
     def _symbolic_examples(self) -> list[torch.Tensor]:
         """Return stand-ins with symbolic sizes for the tensors of the example, if some sizes are symbols."""
-        if self.symbols is None:
+        if self.sizes is None:
             return []
         leaves = [leaf for leaf in pytree.tree_leaves(self.request.inputs) if isinstance(leaf, torch.Tensor)]
         with self.fake_mode:
             return [
-                self.symbols.stand_in(index, TensorSpec.of(leaf)).requires_grad_(leaf.requires_grad)
+                self.sizes.stand_in(index, TensorSpec.of(leaf)).requires_grad_(leaf.requires_grad)
                 for index, leaf in enumerate(leaves)
             ]
 
@@ -220,16 +221,16 @@ class Tracing:
 
     def _add_tangents(self) -> None:
         """Add a tangent for each output that has a gradient; a first run under fake tensors tells which."""
-        symbols, seen = self.symbols, self.request.tangents_seen
+        sizes, seen = self.sizes, self.request.symbols.tangents_seen
         made = self._outputs_made(is_symbolic=seen is not None and seen.has_views)
         shapes: list[Any] = [output.shape for output in made]
-        if symbols is not None and seen is not None and not seen.has_views:
-            extents = seen.extents(symbols.varying.hints, shapes)
+        if sizes is not None and seen is not None and not seen.has_views:
+            extents = seen.extents(sizes.varying.hints, shapes)
             if extents is None:
                 made = self._outputs_made(is_symbolic=True)
                 shapes = [output.shape for output in made]
             else:
-                shapes = [tuple(extent.of(symbols.sizes) for extent in shape) for shape in extents]
+                shapes = [tuple(extent.of(sizes.sizes) for extent in shape) for shape in extents]
         strides: Sequence[Any] = self.request.tangent_strides or [output.stride() for output in made]
         if seen is not None:
             layouts = zip(shapes, seen.layouts, strict=True)
@@ -250,7 +251,7 @@ class Tracing:
         """
         fake_mode, inputs = (self.fake_mode, self._symbolic_examples()) if is_symbolic else (None, ())
         eager = FakeStep(self.request, fake_mode, inputs, questions=self._questions)
-        with explained(self.request.model), torch.random.fork_rng(devices=[]):
+        with explained(self.request.model), torch.random.fork_rng(devices=[]), self._questions.unnoted():
             outputs = eager.forward()
         torch_compat.forget_numbers_read(self.fake_mode)
         self.aliases = [self.late.moved(alias, len(self.slots)) for alias in eager.aliases(outputs)]

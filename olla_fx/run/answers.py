@@ -6,28 +6,33 @@ from collections.abc import Sequence
 
 import torch
 
-from olla_fx.capture import CapturedStep
 from olla_fx.capture.gradients import micro_batches
-from olla_fx.guards import QuestionGuard
+from olla_fx.guards import Question, QuestionGuard
+
+Answer = tuple[str, str, str]
+"""A question's key, an answer as text, and a sentence about this and the one that was planned for."""
 
 
 class Answers:
     """The answers that a plan holds for."""
 
-    def __init__(self, captured: CapturedStep) -> None:
-        """Prepare the questions of a captured step."""
-        self._guard = QuestionGuard(captured.questions) if captured.questions else None
-        self._micro_batches = captured.micro_batches
+    def __init__(self, questions: Sequence[Question], micro_batches: int = 1) -> None:
+        """Prepare the questions.
 
-    def other(self, examples: Sequence[torch.Tensor]) -> tuple[str, str, str] | None:
+        Args:
+            questions: of a captured step.
+            micro_batches: the number of parts of a batch, each of which is asked.
+        """
+        self._guard = QuestionGuard(questions) if questions else None
+        self._micro_batches = micro_batches
+
+    def other(self, examples: Sequence[torch.Tensor]) -> Answer | None:
         """Return the first answer of a call that is another than the plan's; None if all are the same.
+
+        All micro-batches of a call have to answer as the plan does.
 
         Args:
             examples: the tensors among the call's inputs, of the plan's kinds.
-
-        Returns:
-            The question's key, the answer as text, and a sentence about both. All micro-batches of a call
-            have to answer as the plan does.
         """
         if self._guard is None:
             return None
@@ -40,5 +45,5 @@ class Answers:
             if other is not None:
                 index, answer = other
                 question = self._guard.questions[index]
-                return question.recipe.key, repr(answer), question.said_of(answer)
+                return question.key, repr(answer), question.said_of(answer)
         return None

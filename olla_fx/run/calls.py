@@ -148,6 +148,16 @@ class Call:
         return cls(inputs, tuple(kinds), tensors)
 
 
+def structure_of(key: Hashable) -> Hashable:
+    """Return what tells calls apart but for the sizes of their tensors."""
+    if not isinstance(key, tuple):
+        return key
+    return tuple(
+        (len(kind[0]), *kind[2:]) if isinstance(kind, tuple) and isinstance(kind[0], tuple) else kind
+        for kind in key
+    )
+
+
 def what_differs(key: Key, planned: Key) -> str:
     """Return in words how the inputs of a call differ from those that a plan is for.
 
