@@ -200,7 +200,8 @@ class Plans:
             request = CompileRequest(self._step_request(call, new.kind), limit=limit, start=start)
             self.current = self._make(call, new.kind, request)
             planned = self.current, self.current.prologue.gather(call.tensors)
-        self.replans += new.reason is not None and not lost
+        has_changed = new.reason is not None or (new.changed is not None and new.changed.changes != ())
+        self.replans += has_changed and not lost
         return planned
 
     def _make_with_symbols(
