@@ -59,6 +59,7 @@ class SizeFamily:
     Attributes:
         captured: the graph, at the hints.
         operators: their names.
+        varying: the sizes.
     """
 
     def __init__(self, request: CompileRequest, step: CompiledStep, family: CapturedFamily) -> None:
@@ -74,6 +75,7 @@ class SizeFamily:
         """
         self.captured = step.captured
         self.operators = tuple(operator.name for operator in step.dataflow.problem.operators)
+        self.varying = family.varying
         self._request = request
         self._step = step
         self._family = family
@@ -100,8 +102,12 @@ class SizeFamily:
         Args:
             layouts: shape and stride of each tensor.
         """
-        sizes = self._family.varying.read(layouts)
-        return sizes if sizes is not None and all(self._family.conditions(*sizes)) else None
+        sizes = self.varying.read(layouts)
+        return sizes if sizes is not None and self.is_for(sizes) else None
+
+    def is_for(self, sizes: Sizes) -> bool:
+        """Return True if the sizes are such as tracing has assumed."""
+        return all(self._family.conditions(*sizes))
 
     @property
     def step(self) -> CompiledStep:

@@ -166,20 +166,36 @@ class Families:
         """
         if not self._families:
             return None
-        structure = structure_of(key)
-        for plans in reversed(self._families):
-            if plans.structure != structure:
-                continue
-            sizes = plans.family.sizes_of(examples)
-            if sizes is None or plans.answers(sizes).other(examples) is not None:
-                continue
-            values = plans.prologue.run(examples)
-            if not isinstance(values, Mismatch):
-                planned = plans.at(sizes, key, lambda: specs_of(inputs))
-                plans.uses += 1
-                planned.uses = plans.uses
-                return planned, values
+        fitting = self._for_inputs(structure_of(key), examples)
+        # Only if the quick tests of all have failed, the exact ones.
+        for test in (Prologue.check, Prologue.run):
+            for plans, sizes in fitting:
+                values = test(plans.prologue, examples)
+                if values is not None and not isinstance(values, Mismatch):
+                    planned = plans.at(sizes, key, lambda: specs_of(inputs))
+                    plans.uses += 1
+                    planned.uses = plans.uses
+                    return planned, values
         return None
+
+    def _for_inputs(
+        self, structure: Hashable, examples: Sequence[torch.Tensor]
+    ) -> list[tuple[FamilyPlans, Sizes]]:
+        """Return the families for some inputs, each with their sizes; most share symbols and questions."""
+        layouts = [(tensor.shape, tensor.stride()) for tensor in examples]
+        read: dict[int, Sizes | None] = {}
+        heard: dict[str, str] = {}
+        fitting: list[tuple[FamilyPlans, Sizes]] = []
+        for plans in reversed(self._families):
+            if plans.structure == structure:
+                varying = plans.family.varying
+                if id(varying.tensors) not in read:
+                    read[id(varying.tensors)] = varying.read(layouts)
+                sizes = read[id(varying.tensors)]
+                if sizes is not None and plans.family.is_for(sizes):
+                    if plans.answers(sizes).agree(examples, heard):
+                        fitting.append((plans, sizes))
+        return fitting
 
     def note_gradient_strides(self, plan: CachedPlan, strides: Strides) -> None:
         """Note in which layouts a backward received its gradients; a family for others is made anew."""

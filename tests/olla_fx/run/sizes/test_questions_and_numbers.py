@@ -11,7 +11,7 @@ import olla_fx
 from tests.olla_fx.harness import OwnLoop, WholeStep, assert_served, check_inference
 from tests.olla_fx.helpers import ADAMW, MOMENTUM, Written
 from tests.olla_fx.run.models.test_masked_transformers import make as make_transformer
-from tests.olla_fx.run.sizes.models import WORDS, Encoder, texts, vectors, word_loss, words
+from tests.olla_fx.run.sizes.models import WORDS, Encoder, texts, vectors, words
 
 LENGTHS = (9, 12, 5, 7, 20, 3, 12, 8, 6)
 
