@@ -27,7 +27,7 @@ from olla_fx.capture.gradients import (
     separated,
     share_of_loss,
 )
-from olla_fx.capture.inputs import Constant, tensor_slots
+from olla_fx.capture.inputs import Constant, HeldNumber, tensor_slots
 from olla_fx.capture.late_numbers import LateTracing
 from olla_fx.capture.model_copy import ModelCopy
 from olla_fx.capture.questions import Questions
@@ -119,7 +119,7 @@ class Tracing:
         """Return what the traced code read of its modules, as the user's own modules have it."""
         copies = {id(copy): (name, self._originals[name]) for name, copy in self.model_copy.modules.items()}
         known = frozenset((slot.owner, slot.key) for places in self.slots for slot in places)
-        reads = Reads.of(self.reads, copies, known, self.request.loss_fn)
+        reads = Reads.of(self.reads, copies, known, self.request.loss_fn, self.request.numbers)
         return replace(reads, late=self.late.binding())
 
     def _tensor(self, slot: TensorSlot) -> torch.Tensor:
@@ -190,6 +190,7 @@ class Tracing:
         self.example_leaves: list[Any] = []
         first = micro_batches(leaves, self.request.options.accumulation_steps)[0]
         symbolic = iter(self._symbolic_examples())
+        numbers = self.request.numbers or {}
         for index, (leaf, part) in enumerate(zip(leaves, first, strict=True)):
             if isinstance(leaf, torch.Tensor):
                 if leaf.requires_grad and self.request.mode is Mode.TRAINING:
@@ -198,7 +199,8 @@ class Tracing:
                 self._add(Role.EXAMPLE, str(index), TensorSpec.of(part), batch, next(symbolic, None))
                 self.example_leaves.append(len(self.flat_arguments) - 1)
             else:
-                self.example_leaves.append(Constant(leaf))
+                is_held = str(index) in numbers
+                self.example_leaves.append(HeldNumber(numbers, str(index)) if is_held else Constant(leaf))
 
     def _symbolic_examples(self) -> list[torch.Tensor]:
         """Return stand-ins with symbolic sizes for the tensors of the example, if some sizes are symbols."""
@@ -282,7 +284,7 @@ class Tracing:
         return results
 
     def _step(self, flat: Sequence[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        examples = [leaf.value if isinstance(leaf, Constant) else held[leaf] for leaf in self.example_leaves]
+        examples = [held[leaf] if isinstance(leaf, int) else leaf.value for leaf in self.example_leaves]
         arguments = pytree.tree_unflatten(examples, self.example_spec)
         names = [(step_input.role, step_input.name) for step_input in self.inputs]
         present = dict(zip(names, held, strict=True))

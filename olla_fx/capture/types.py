@@ -258,6 +258,8 @@ class StepRequest:
         answers: what was answered to questions about inputs before, by the keys of their recipes, where the
             inputs may have no values.
         symbols: what is to be a symbol.
+        numbers: the Python numbers among the inputs by their positions: a dictionary that holds those of the
+            present call at every later call, too; None if there are no later calls.
     """
 
     model: nn.Module
@@ -269,6 +271,7 @@ class StepRequest:
     tangent_strides: tuple[tuple[int, ...], ...] = ()
     answers: Mapping[str, Any] = field(default_factory=dict)
     symbols: SymbolRequest = field(default_factory=SymbolRequest)
+    numbers: dict[str, Any] | None = None
 
     def modules(self) -> dict[str, nn.Module]:
         """Return all modules that the step runs, by name."""

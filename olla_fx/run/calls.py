@@ -15,6 +15,7 @@ from torch import nn
 from olla_fx import torch_compat
 from olla_fx.capture import Mode
 from olla_fx.errors import StepInputError, StepModeError
+from olla_fx.guards.numbers import is_number
 from olla_fx.torch_compat import pytree
 
 _PARTS_OF_KIND = ("shape", "strides", "type", "device", "wanted gradient")
@@ -109,11 +110,14 @@ class Call:
         key: what tells calls apart by their inputs alone.
         tensors: those among the inputs, flat, with lazy conjugation and negation carried out, since no kernel
             of a plan looks at their bits.
+        numbers: the Python numbers among the inputs, by their positions. They are no part of the key, but
+            guarded, or bound late, like those that the model keeps.
     """
 
     inputs: tuple[Any, ...]
     key: Key
     tensors: list[torch.Tensor]
+    numbers: dict[str, Any]
 
     @classmethod
     def of(cls, planned: Mode, inputs: tuple[Any, ...]) -> Call:
@@ -129,14 +133,17 @@ class Call:
         differentiates = planned is Mode.AUTOGRAD and torch.is_grad_enabled()
         leaves, spec = pytree.tree_flatten(inputs)
         kinds: list[Hashable] = [differentiates, spec]
-        tensors = []
-        for leaf in leaves:
+        tensors, numbers = [], {}
+        for index, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor):
                 if leaf.layout is not torch.strided:
                     raise StepInputError(f"an input is a {leaf.layout} tensor: pass a strided one")
                 wants_gradient = differentiates and leaf.requires_grad
                 kinds.append((tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, wants_gradient))
                 tensors.append(leaf.resolve_conj().resolve_neg())
+            elif is_number(leaf):
+                kinds.append((type(leaf),))
+                numbers[str(index)] = leaf
             elif isinstance(leaf, _TELLING):
                 # Not the value alone: 0.0 and -0.0, 1 and True compare equal.
                 kinds.append((type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf))
@@ -145,7 +152,7 @@ class Call:
                     f"an input holds a {type(leaf).__name__}, which is no tensor, number, string, tuple, "
                     "list or dict, so calls with it cannot be told apart: pass its parts"
                 )
-        return cls(inputs, tuple(kinds), tensors)
+        return cls(inputs, tuple(kinds), tensors, numbers)
 
 
 def structure_of(key: Hashable) -> Hashable:
@@ -173,6 +180,8 @@ def what_differs(key: Key, planned: Key) -> str:
             continue
         if len(kind) == len(other) == 2:
             return f"input {index} is {kind[1]!r}, and was {other[1]!r}"
+        if len(kind) != len(other) or len(kind) == 1:
+            return f"input {index} is of another kind"
         for name, one, two in zip(_PARTS_OF_KIND, kind, other, strict=False):
             if one != two:
                 return f"input {index} has {name} {one}, and had {two}"

@@ -73,7 +73,8 @@ class Plans:
         Args:
             request: what the module is for, with the example.
         """
-        self._request = replace(request, inputs=())
+        self._numbers: dict[str, Any] = {}
+        self._request = replace(request, inputs=(), numbers=self._numbers)
         self.cache = PlanCache(request.options.cache_size_limit)
         self.families = Families()
         self.new_kinds = NewKinds()
@@ -81,6 +82,7 @@ class Plans:
         self.replans = 0
         self._refusals: set[str] = set()
         call = Call.of(request.mode, request.inputs)
+        self._hold(call)
         kind = call_kind(request.model, request.mode, request.inputs)
         limit = TimeLimit(request.options.time_limit, plans=0)
         self.current = self._make(call, kind, CompileRequest(self._step_request(call, kind), limit=limit))
@@ -112,6 +114,7 @@ class Plans:
             OllaError: if it cannot be planned, and the options ask for that.
             StepInputError: if an input cannot be used with the plan that fits.
         """
+        self._hold(call)
         fitting = self.cache.fitting(call.key, call.tensors)
         if isinstance(fitting, tuple):
             return self._used(fitting)
@@ -121,6 +124,11 @@ class Plans:
         kind = call_kind(self._request.model, self._request.mode, call.inputs)
         new = NewCall(call, kind, fitting.get(kind), self._changed(call, kind))
         return self._plan_new(new, limit) if self.falls_back else self._make_again(new, limit)
+
+    def _hold(self, call: Call) -> None:
+        """Let guards and graphs find the numbers among a call's inputs."""
+        self._numbers.clear()
+        self._numbers.update(call.numbers)
 
     def _used(self, fitting: tuple[CachedPlan, list[Any]]) -> tuple[CachedPlan, list[Any]]:
         self.current, _ = fitting
