@@ -299,6 +299,7 @@ class Plans:
 def _settled_text(model: str, why: str) -> str:
     return (
         f"most calls of {model} run in eager, since they keep changing: {why}. Give it inputs of a few sizes "
-        "(pad them, or sort them into buckets), and keep what changes at every call in a tensor: an input or "
-        "a buffer, which a plan reads anew"
+        "(pad them, or sort them into buckets), keep what changes at every call in a tensor (an input or a "
+        "buffer, which a plan reads anew), and let Python ask inputs for few different answers: compute with "
+        "lengths and counts as tensors, not as Python numbers"
     )
