@@ -94,7 +94,7 @@ def signatures_of(captured: CapturedStep) -> tuple[Signature, ...]:
 def _took_same_branches(captured: CapturedStep, symbols: SymbolRequest, earlier: CapturedStep) -> bool:
     """Return True if the step with symbols would be traced alike for the earlier call."""
     family, binding = captured.family, captured.reads.late
-    if family is not None and not all(family.conditions(*symbols.sizes)):
+    if family is not None and not _is_for(family, symbols.sizes):
         _refuse_fixed_sizes(family)
         return False
     numbers = [
@@ -109,13 +109,22 @@ def _answers(questions: Sequence[Question]) -> list[tuple[str, str]]:
     return [(question.recipe.key, repr(question.answer)) for question in questions if question.recipe.inputs]
 
 
+def _is_for(family: CapturedFamily, sizes: Sequence[int]) -> bool:
+    """Return True if some sizes are such as tracing has assumed, as far as sizes alone decide."""
+    if not all(family.conditions(*sizes)):
+        return False
+    of_sizes = (question for question in family.questions_at(sizes) if not question.recipe.inputs)
+    device = torch.device("cpu")
+    return all(repr(asked.recipe.evaluate((), device)) == repr(asked.answer) for asked in of_sizes)
+
+
 def _neighbours(family: CapturedFamily, hints: Sequence[int], index: int) -> list[tuple[int, ...]]:
     """Return sizes like these, of which one is another, that the family is for."""
     hint = hints[index]
     others = (
         (*hints[:index], value, *hints[index + 1 :]) for value in (hint - 1, hint + 1) if value >= LEAST
     )
-    return [sizes for sizes in others if all(family.conditions(*sizes))]
+    return [sizes for sizes in others if _is_for(family, sizes)]
 
 
 def _refuse_fixed_sizes(family: CapturedFamily) -> None:

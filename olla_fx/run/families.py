@@ -205,7 +205,14 @@ class Families:
         self._tangents[family.structure, plan.kind] = step_of(plan, strides).tangents()
         self._families.remove(family)
 
-    def heard(self, key: Hashable, kind: Hashable, examples: Sequence[torch.Tensor]) -> Hashable:
+    def other_answer(self, key: Hashable, kind: Hashable, examples: Sequence[torch.Tensor]) -> str | None:
+        """Return what a call's inputs answer otherwise than a family for their sizes; see :meth:`heard`."""
+        others = (plans.other_answer(examples) for plans in self._alike(structure_of(key), kind))
+        return next((other[-1] for other in others if other is not None), None)
+
+    def heard(
+        self, key: Hashable, kind: Hashable, examples: Sequence[torch.Tensor]
+    ) -> frozenset[tuple[str, ...]]:
         """Return what a call's inputs answer otherwise than its families; calls that agree in it are alike.
 
         Args:

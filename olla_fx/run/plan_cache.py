@@ -191,7 +191,7 @@ class PlanCache:
             reasons.setdefault(plan.kind, gathered.reason)
         return reasons
 
-    def heard(self, key: Hashable, examples: Sequence[torch.Tensor]) -> Hashable:
+    def heard(self, key: Hashable, examples: Sequence[torch.Tensor]) -> frozenset[tuple[str, ...]]:
         """Return what a call's inputs answer otherwise than its plans; calls that agree in it are alike.
 
         Args:

@@ -170,10 +170,10 @@ class Plans:
                 return planned
         logger.info("running in eager: %s", new.reason or "a new kind of call")
         if self.new_kinds.note_eager_call():
-            why = new.reason or what_differs(key, self.current.key)
-            warnings.warn(
-                _settled_text(type(self._request.model).__name__, why), RuntimeWarning, stacklevel=7
-            )
+            answer = self.families.other_answer(key, new.kind, new.call.tensors)
+            why = new.reason or answer or what_differs(key, self.current.key)
+            model = type(self._request.model).__name__
+            warnings.warn(_settled_text(model, why, answers_change=any(heard)), RuntimeWarning, stacklevel=7)
         return None
 
     def note_refusal(self, error: OllaError) -> None:
@@ -296,10 +296,15 @@ class Plans:
         return executor, graphed
 
 
-def _settled_text(model: str, why: str) -> str:
-    return (
-        f"most calls of {model} run in eager, since they keep changing: {why}. Give it inputs of a few sizes "
-        "(pad them, or sort them into buckets), keep what changes at every call in a tensor (an input or a "
-        "buffer, which a plan reads anew), and let Python ask inputs for few different answers: compute with "
-        "lengths and counts as tensors, not as Python numbers"
+def _settled_text(model: str, why: str, *, answers_change: bool) -> str:
+    advice = (
+        "Give it inputs of a few sizes (pad them, or sort them into buckets), and keep what changes at every "
+        "call in a tensor: an input or a buffer, which a plan reads anew"
     )
+    if answers_change:
+        advice = (
+            "Python asks the inputs for values there, and each answer needs a plan: compute with tensors "
+            "instead (a mask, torch.where, tensor.max() without int() or item()), or give inputs that answer "
+            "alike"
+        )
+    return f"most calls of {model} run in eager, since they keep changing: {why}. {advice}"

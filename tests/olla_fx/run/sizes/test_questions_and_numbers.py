@@ -236,3 +236,27 @@ def test_transformers_with_masks_of_any_length(name, kernels):
     pair.compare()
     # Without fused kernels GPT-2 and Llama ask nothing.
     assert pair.step.stats.families == (1 if kernels == "eager" and name != "bert" else 2)
+
+
+class Longest(nn.Module):
+    """Averages the first words, as many as Python is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, 8), nn.Linear(8, 5)
+
+    def forward(self, x, counts):
+        return self.head(self.words(x)[:, : int(counts.max())].mean(1))
+
+
+def test_a_loop_whose_inputs_keep_answering_otherwise_is_told():
+    torch.manual_seed(0)
+    step = olla_fx.optimize(Longest(), (texts(4, 30)[0], torch.full((4,), 3)), solver="none")
+
+    def train() -> None:
+        for index in range(40):
+            x, target = texts(4, 30 + index)
+            F.cross_entropy(step(x, torch.full((4,), 4 + index % 25)), target).backward()
+
+    with pytest.warns(RuntimeWarning, match=r"input 1 → max is \d+, and was .* each answer needs a plan"):
+        train()
