@@ -5,30 +5,28 @@ call that it was captured for (the hints). For other sizes the numbers in the co
 and the layouts of inputs and outputs are computed by formulas, and the arrays are placed anew in the kept
 order. Nothing is captured, ordered or emitted again.
 
-Symbols can be wrong where code asks for a size in a way that PyTorch does not see. So a family is used only
-if, at the sizes of the step that was captured before it with numbers, its graph is that step's, operator by
-operator.
+Numbers of the user's may be symbols beside the sizes; these are inputs of the graph. A family is for one
+combination of answers to what Python asks about its inputs' values.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from olla_fx.alignment import rounded
-from olla_fx.capture import CapturedStep, Role, capture
-from olla_fx.capture.formulas import first_difference, is_compared, signatures_of
-from olla_fx.capture.types import CapturedFamily, OutputAlias
-from olla_fx.capture.varying import TangentsSeen, VaryingSizes
+from olla_fx.capture import capture
+from olla_fx.capture.types import CapturedFamily
 from olla_fx.compile import CompiledStep, CompileRequest, plan_captured
 from olla_fx.dataflow import Dataflow, GradientsInBuffer, build_dataflow
 from olla_fx.errors import CaptureError
-from olla_fx.fx_graph import LAYOUTS, Size, descendants, size_name
+from olla_fx.fx_graph import LAYOUTS, Size, size_name
+from olla_fx.guards import Question
 from olla_fx.time_limit import TimeLimit
 from olla_solvers.resizing import KeptOrder
 
@@ -61,6 +59,7 @@ class SizeFamily:
     Attributes:
         captured: the graph, at the hints.
         operators: their names.
+        varying: the sizes.
     """
 
     def __init__(self, request: CompileRequest, step: CompiledStep, family: CapturedFamily) -> None:
@@ -76,14 +75,17 @@ class SizeFamily:
         """
         self.captured = step.captured
         self.operators = tuple(operator.name for operator in step.dataflow.problem.operators)
+        self.varying = family.varying
         self._request = request
         self._step = step
         self._family = family
         self._storage_bytes = _storage_bytes(step.dataflow)
         self._orders: dict[GradientsInBuffer, tuple[CompiledStep, KeptOrder]] = {}
         self._orders[step.dataflow.gradients] = step, KeptOrder(step.dataflow.problem, step.plan.order)
-        resolve = resolver(family.formulas(*family.varying.hints))
-        if tuple(map(resolve, self._storage_bytes)) != step.dataflow.storage_bytes:
+        if (
+            tuple(map(family.resolver(family.varying.hints), self._storage_bytes))
+            != step.dataflow.storage_bytes
+        ):
             raise CaptureError("an array has other bytes than its formula says")
 
     def sizes_of(self, tensors: Sequence[torch.Tensor]) -> Sizes | None:
@@ -100,8 +102,12 @@ class SizeFamily:
         Args:
             layouts: shape and stride of each tensor.
         """
-        sizes = self._family.varying.read(layouts)
-        return sizes if sizes is not None and all(self._family.conditions(*sizes)) else None
+        sizes = self.varying.read(layouts)
+        return sizes if sizes is not None and self.is_for(sizes) else None
+
+    def is_for(self, sizes: Sizes) -> bool:
+        """Return True if the sizes are such as tracing has assumed."""
+        return all(self._family.conditions(*sizes))
 
     @property
     def step(self) -> CompiledStep:
@@ -114,7 +120,11 @@ class SizeFamily:
 
     def storage_bytes(self, sizes: Sizes) -> list[int]:
         """Return the bytes of each array's storage at some sizes."""
-        return list(map(resolver(self._family.formulas(*sizes)), self._storage_bytes))
+        return list(map(self._family.resolver(sizes), self._storage_bytes))
+
+    def questions(self, sizes: Sizes) -> tuple[Question, ...]:
+        """Return what Python asks about the inputs' values at some sizes."""
+        return self._family.questions_at(sizes)
 
     def is_of_same_arrays(self, step: CompiledStep) -> bool:
         """Return True if a step has the same operators and arrays but for their sizes."""
@@ -133,9 +143,8 @@ class SizeFamily:
             needs: what operators need beside the graph; None if it is not known yet.
         """
         step, order = self._order_for(self._step.dataflow.gradients if gradients is None else gradients)
-        numbers = self._family.formulas(*sizes)
         dataflow = step.dataflow
-        storage_bytes = list(map(resolver(numbers), self._storage_bytes))
+        storage_bytes = self.storage_bytes(sizes)
         array_bytes = [rounded(size, dataflow.alignment_bytes) for size in storage_bytes]
         workspace_bytes: Sequence[int] = [0] * len(dataflow.operators)
         if needs is not None:
@@ -144,8 +153,9 @@ class SizeFamily:
                 array_bytes[index] = max(array_bytes[index], rounded(size, dataflow.alignment_bytes))
         problem, memory = order.plan(array_bytes, workspace_bytes)
         recorded = needs is not None
+        numbers = self._family.formulas(*sizes)
         return CompiledStep(
-            _captured_at(self.captured, self._family, numbers),
+            self.captured.at(sizes),
             replace(dataflow, problem=problem, storage_bytes=tuple(storage_bytes)),
             replace(step.plan, problem=problem, memory=memory, timings={}, workspaces_recorded=recorded),
             step.binding,
@@ -164,60 +174,23 @@ class SizeFamily:
         return self._orders[gradients]
 
 
-def _captured_at(captured: CapturedStep, family: CapturedFamily, numbers: Sequence[Any]) -> CapturedStep:
-    """Return what flows into a step and out of it, with the values of the formulas at some sizes."""
-    resolve = resolver(numbers)
-    inputs = list(captured.inputs)
-    for index, (shape, stride) in family.inputs.items():
-        spec = inputs[index].spec
-        if spec is not None:
-            at_size = replace(spec, shape=tuple(map(resolve, shape)), stride=tuple(map(resolve, stride)))
-            inputs[index] = replace(inputs[index], spec=at_size)
-    return replace(captured, inputs=tuple(inputs), outputs=family.outputs.with_numbers(resolve))
-
-
-def compile_family(
-    request: CompileRequest,
-    earlier: CompiledStep,
-    varying: VaryingSizes,
-    sizes: Sizes,
-    tangents: Sequence[tuple[Sequence[int], Sequence[int]]],
-) -> SizeFamily:
+def compile_family(request: CompileRequest) -> SizeFamily:
     """Capture and plan a step for all sizes of its inputs.
 
     Args:
-        request: for the step, with the inputs of the present call, whose sizes are the hints.
-        earlier: the same step, compiled with numbers as sizes.
-        varying: the sizes that are to be symbols.
-        sizes: their values in ``earlier``.
-        tangents: in the caller's own loop, shape and strides of each tangent at the sizes of ``earlier``.
-
-    Returns:
-        The family, which at the sizes of ``earlier`` is that step.
+        request: for the step, with symbols for sizes and the inputs of the present call, whose sizes are the
+            hints.
 
     Raises:
         CaptureError: if there is no such family: the model needs a size as a number, or tracing with symbols
             gave another graph.
     """
-    has_views = any(isinstance(leaf, OutputAlias) for _, leaf in earlier.captured.outputs.leaves)
-    seen = TangentsSeen(sizes, tuple(tangents), has_views)
     with _rarely_collected():
-        captured = capture(replace(request.step, varying=varying, tangents_seen=seen, tangent_strides=()))
-    family = captured.family
-    if family is None:
+        captured = capture(request.step)
+    if captured.family is None:
         raise CaptureError("the step was captured with numbers")
-    compared = earlier.captured
-    if not all(family.conditions(*sizes)):
-        _refuse_fixed_sizes(family)
-        # The earlier step is on the other side of a condition: another one must vouch for the symbols.
-        compared = capture(replace(request.step, tangent_strides=captured.tangent_strides))
-        sizes = varying.hints
-    difference = _difference(captured, family, compared, sizes)
-    if difference is not None:
-        raise CaptureError(f"with symbols as sizes the step differs at {difference}")
-    _take_names(captured, compared)
-    request = replace(request, limit=TimeLimit(SECONDS), start=earlier.plan.order)
-    return SizeFamily(request, plan_captured(request, captured), family)
+    request = replace(request, limit=TimeLimit(SECONDS))
+    return SizeFamily(request, plan_captured(request, captured), captured.family)
 
 
 @contextlib.contextmanager
@@ -229,50 +202,6 @@ def _rarely_collected() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*thresholds)
-
-
-def _refuse_fixed_sizes(family: CapturedFamily) -> None:
-    """Refuse a family whose conditions hold for one value of a size alone."""
-    hints = family.varying.hints
-    for index, hint in enumerate(hints):
-        others = [(*hints[:index], value, *hints[index + 1 :]) for value in (hint - 1, hint + 1)]
-        if not any(all(family.conditions(*sizes)) for sizes in others):
-            raise CaptureError(f"the step needs a size ({hint}) as a number")
-
-
-def _difference(
-    captured: CapturedStep, family: CapturedFamily, earlier: CapturedStep, sizes: Sizes
-) -> str | None:
-    """Return where a graph differs, at some sizes, from one that was captured with them as numbers."""
-    graph = captured.graph_module.graph
-    own = signatures_of(graph, resolver(family.formulas(*sizes)))
-    specs = _captured_at(captured, family, family.formulas(*sizes)).tangent_strides
-    if specs == earlier.tangent_strides:
-        return first_difference(earlier.signatures, own)
-    # Backward was captured for gradients in other layouts then: what comes before it must be the same.
-    pairs = zip(graph.find_nodes(op="placeholder"), captured.inputs, strict=True)
-    backward = descendants([node for node, item in pairs if item.role is Role.TANGENT])
-    nodes = [node for node in graph.nodes if is_compared(node)]
-    first = next(at for at, node in enumerate(nodes) if node in backward and node.op != "placeholder")
-    forward = [at < first and node not in backward for at, node in enumerate(nodes)]
-    return first_difference(earlier.signatures, own, forward)
-
-
-def _take_names(captured: CapturedStep, earlier: CapturedStep) -> None:
-    """Name operators as in the step before, whose order and workspaces are known by name."""
-    nodes = [node for node in captured.graph_module.graph.nodes if is_compared(node)]
-    if len(nodes) == len(earlier.signatures):
-        for node, signature in zip(nodes, earlier.signatures, strict=True):
-            node.name = signature.name
-
-
-def resolver(numbers: Sequence[Any]) -> Callable[[Any], Any]:
-    """Return a function that gives a formula's value, and other values as they are.
-
-    Args:
-        numbers: the formulas' values.
-    """
-    return lambda value: numbers[value.index] if isinstance(value, Size) else value
 
 
 def _storage_bytes(dataflow: Dataflow) -> list[Any]:

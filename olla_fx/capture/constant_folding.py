@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,6 +32,7 @@ aten = torch.ops.aten
 _MAX_ELEMENTS = 1 << 22
 _MAX_DEPTH = 64
 _MAX_NUMBERS = 256
+_TO_THE_END = torch.iinfo(torch.int64).max
 # Operators by which Python reads values of tensors.
 _READS = frozenset({aten._local_scalar_dense.default, aten.equal.default})
 # Of these the ones that give truth values, whatever they read.
@@ -103,7 +105,7 @@ class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if recipe is not None or (func.is_view and args[0] in self._recipes):
             for index, leaf in enumerate(pytree.tree_leaves(results)):
                 if isinstance(leaf, torch.Tensor):
-                    is_kept = recipe is not None and (recipe.inputs or leaf.numel() <= _MAX_ELEMENTS)
+                    is_kept = recipe is not None and (recipe.inputs or _elements(leaf) <= _MAX_ELEMENTS)
                     self._keep(leaf, _of_result(recipe, index) if is_kept else None)
         return results
 
@@ -176,12 +178,12 @@ class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if leaf is None:
                     return None
                 depth = max(depth, leaf.depth + 1)
-            elif isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
+            elif isinstance(leaf, torch_compat.SYMBOLIC) and not torch_compat.is_size(leaf):
                 return None
             sources.append(leaf)
         if depth >= _MAX_DEPTH:
             return None
-        if operator in _IDENTITIES:
+        if operator in _IDENTITIES or _takes_everything(operator, arguments[0]):
             kept: GivenInput | Recipe = sources[0]
             return kept
         return Recipe(operator, pytree.tree_unflatten(sources, spec), 0, depth)
@@ -189,6 +191,23 @@ class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _of_result(recipe: GivenInput | Recipe | None, index: int) -> GivenInput | Recipe | None:
     return replace(recipe, result=index) if index and isinstance(recipe, Recipe) else recipe
+
+
+def _elements(tensor: torch.Tensor) -> int:
+    """Return how many elements a tensor has; if its sizes vary, at the hints."""
+    return math.prod(map(torch_compat.hint_of, tensor.shape))
+
+
+def _takes_everything(operator: Any, arguments: Sequence[Any]) -> bool:
+    """Return True for a slice of everything: Python leaves it out if sizes are numbers."""
+    if operator is not aten.slice.Tensor:
+        return False
+    given = [*arguments[1:], *(0, None, None, 1)[len(arguments) - 1 :]]
+    dim, start, end, step = given
+    if not (start is None or torch_compat.is_same_size(start, 0)) or step != 1:
+        return False
+    is_last = end is None or torch_compat.is_same_size(end, _TO_THE_END)
+    return is_last or torch_compat.is_same_size(end, arguments[0].shape[dim])
 
 
 def _is_deterministic(operator: Any) -> bool:
@@ -232,7 +251,7 @@ def _recipe_of_new(tensor: torch.Tensor) -> Recipe | None:
 
 def _recipe_like(tensor: torch.Tensor) -> Recipe | None:
     """Return the recipe of some tensor of the same shape, layout and type."""
-    if not all(type(size) is int for size in (*tensor.shape, *tensor.stride())):
+    if not all(map(torch_compat.is_size, (*tensor.shape, *tensor.stride()))):
         return None
     layout = (tuple(tensor.shape), tensor.stride())
     return Recipe(aten.empty_strided.default, (layout, {"dtype": tensor.dtype, "device": tensor.device}))

@@ -9,14 +9,13 @@ numbers and the bytes of its tensors can be had for any size from one function.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from olla_fx import torch_compat
-from olla_fx.capture.varying import Symbols
+from olla_fx.capture.varying import SymbolicSizes
 from olla_fx.errors import CaptureError
 from olla_fx.fx_graph import LAYOUTS, Layout, Size, size_name
 from olla_fx.torch_compat import pytree
@@ -25,14 +24,11 @@ aten = torch.ops.aten
 _CHECKS = frozenset({aten._assert_scalar.default, aten.sym_constrain_range_for_size.default})
 _TO_THE_END = torch.iinfo(torch.int64).max
 
-Resolve = Callable[[Any], Any]
-"""Gives a formula's value; other values as they are."""
-
 
 class Formulas:
     """The distinct formulas of one graph, as they are found."""
 
-    def __init__(self, symbols: Symbols) -> None:
+    def __init__(self, symbols: SymbolicSizes) -> None:
         """Start without formulas."""
         self._symbols = [torch_compat.symbol_of(size) for size in symbols.sizes]
         self._known = frozenset(self._symbols)
@@ -58,6 +54,17 @@ class Formulas:
                     expression = self._index.setdefault(expression, size)
             self._by_node[raw] = expression
         return self._by_node[raw]
+
+    def known(self, number: Any) -> Any:
+        """Return what :meth:`of` does.
+
+        Raises:
+            CaptureError: for a number that depends on something else than sizes.
+        """
+        known = self.of(number)
+        if known is None and number is not None:
+            raise CaptureError("a question about the inputs is asked with a number that is no size")
+        return known
 
     def layout_of(self, tensor: torch.Tensor) -> Layout:
         """Describe a tensor with symbolic sizes.
@@ -170,87 +177,3 @@ def size_of(argument: Any) -> Any:
         size = Size.of_name(str(argument.target))
         return argument if size is None else size
     return argument
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """What an operator of a captured graph does, to be compared.
-
-    Attributes:
-        name: the node's.
-        key: equal for equal arguments and results.
-    """
-
-    name: str
-    key: int
-
-
-def signatures_of(graph: fx.Graph, resolve: Resolve | None = None) -> tuple[Signature, ...]:
-    """Describe the operators of a captured graph with arguments and results.
-
-    Args:
-        graph: traced with numbers as sizes, or generalized.
-        resolve: gives the formulas' values, of a generalized graph.
-    """
-    position: dict[fx.Node, int] = {}
-    signatures: list[Signature] = []
-    for node in graph.nodes:
-        if node.target is aten.alias.default:
-            position[node] = position[node.args[0]]
-        if not is_compared(node):
-            continue
-        position[node] = len(signatures)
-        arguments = pytree.tree_leaves((node.args, node.kwargs))
-        described = [_described(argument, position, resolve) for argument in arguments]
-        results = _layouts_at(node, resolve)
-        target = str(node.target) if node.op == "call_function" else node.op
-        signatures.append(Signature(node.name, hash((target, tuple(described), results))))
-    return tuple(signatures)
-
-
-def is_compared(node: fx.Node) -> bool:
-    """Return True unless a node is a number, or what indexing makes of a slice that takes everything."""
-    return node.target is not aten.alias.default and size_of(node) is node
-
-
-def _described(argument: Any, position: dict[fx.Node, int], resolve: Resolve | None) -> Any:
-    if isinstance(argument, fx.Node):
-        if argument in position:
-            return "node", position[argument]
-        argument = size_of(argument) if resolve is None else resolve(size_of(argument))
-    return type(argument).__name__, repr(argument)
-
-
-def _layouts_at(node: fx.Node, resolve: Resolve | None) -> tuple[Any, ...]:
-    layouts = node.meta.get(LAYOUTS)
-    if layouts is None or resolve is None:
-        leaves = pytree.tree_leaves(node.meta.get("val"))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        return tuple((tuple(leaf.shape), leaf.stride(), leaf.storage_offset()) for leaf in tensors)
-    return tuple(
-        (
-            tuple(map(resolve, layout.shape)),
-            tuple(map(resolve, layout.stride)),
-            resolve(layout.offset),
-        )
-        for layout in layouts
-        if layout is not None
-    )
-
-
-def first_difference(
-    one: Sequence[Signature], other: Sequence[Signature], compared: Sequence[bool] | None = None
-) -> str | None:
-    """Return the name of the first operator in which two graphs differ; None if they are equal.
-
-    Args:
-        one: the operators of a graph.
-        other: those of another.
-        compared: for each operator of the second, False if it may differ; None for none.
-    """
-    for index, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left.key != right.key and (compared is None or compared[index]):
-            return left.name
-    if len(one) != len(other) and (compared is None or all(compared)):
-        return "the number of operators"
-    return None

@@ -21,6 +21,19 @@ class Constant:
     value: Any
 
 
+@dataclass(frozen=True, slots=True)
+class HeldNumber:
+    """A Python number among the caller's inputs, in a dictionary in which a symbol may take its place."""
+
+    held: Mapping[str, Any]
+    key: str
+
+    @property
+    def value(self) -> Any:
+        """What is there now."""
+        return self.held[self.key]
+
+
 def tensor_slots(modules: Mapping[str, nn.Module]) -> list[list[TensorSlot]]:
     """Return all tensors of a step's modules, each with every place it is tied to.
 

@@ -12,9 +12,10 @@ are known from an earlier capture.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import linecache
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,13 @@ class Questions:
         """All questions so far, in order."""
         return tuple(self._asked.values())
 
+    @contextlib.contextmanager
+    def unnoted(self) -> Iterator[None]:
+        """Answer without noting what is asked, in a run with numbers as sizes before one with symbols."""
+        asked = dict(self._asked)
+        yield
+        self._asked = asked
+
     def leaves_open(self, number: Recipe) -> bool:
         """Return True if a number is not to be answered now; note that it was left open."""
         is_open = bool(number.inputs) and not self.asks_numbers and number.key not in self._known
@@ -79,17 +87,19 @@ class Questions:
         Raises:
             CaptureError: if the example has no values to answer it, or micro-batches answer differently.
         """
-        if not recipe.inputs:
+        if not recipe.inputs and not recipe.has_sizes:
             return recipe.evaluate((), torch.device("cpu"))
         question = self._asked.get(recipe.key)
         if question is None:
-            question = Question(recipe, self._find_answer(recipe), place_of_question())
+            question = Question(recipe, self._find_answer(recipe), place_of_question(), recipe.key)
             self._asked[recipe.key] = question
         return question.answer
 
     def _find_answer(self, recipe: Recipe) -> Any:
         if recipe.key in self._known:
             return self._known[recipe.key]
+        if not recipe.inputs:
+            return recipe.evaluate((), torch.device("cpu"))
         first = self._batches[0]
         missing = [index for index in sorted(recipe.inputs) if not torch_compat.has_values(first[index])]
         if missing:

@@ -17,9 +17,9 @@ import torch
 from torch import fx
 
 from olla_fx import torch_compat
+from olla_fx.capture.comparison import refuse_other_step, signatures_of
 from olla_fx.capture.eager import FakeStep
-from olla_fx.capture.formulas import Formulas, generalize, signatures_of
-from olla_fx.capture.late_numbers import fingerprint, refuse_other_graph
+from olla_fx.capture.formulas import Formulas, generalize
 from olla_fx.capture.model_copy import refuse_side_effects
 from olla_fx.capture.questions import Questions
 from olla_fx.capture.refusals import (
@@ -34,7 +34,7 @@ from olla_fx.capture.refusals import (
 )
 from olla_fx.capture.tracing import Tracing
 from olla_fx.capture.types import CapturedFamily, CapturedStep, OutputLayout, StepRequest
-from olla_fx.capture.varying import Symbols
+from olla_fx.capture.varying import SymbolicSizes
 from olla_fx.errors import CaptureError
 from olla_fx.guards import NO_WRITES, FirstWrites, Mode, Role, StepInput, first_writes
 from olla_fx.guards.writes import Place
@@ -50,7 +50,10 @@ def capture(request: StepRequest) -> CapturedStep:
     """
     # Anomaly detection, if the caller enabled it, would read tensors without values.
     with torch_compat.without_saved_tensor_hooks(), torch.autograd.set_detect_anomaly(False):
-        return _capture(request)
+        captured = _capture(request)
+        if request.symbols.are_wanted:
+            refuse_other_step(captured, request, _capture)
+        return captured
 
 
 def _capture(request: StepRequest) -> CapturedStep:
@@ -59,7 +62,7 @@ def _capture(request: StepRequest) -> CapturedStep:
         return first
     # The step that is planned is a later one, which writes nothing, and must compute what the first one does.
     later = _capture_once(replace(request, writes=first.writes))
-    if later.fingerprint != first.fingerprint:
+    if later.signatures != first.signatures:
         raise CaptureError(
             "the model's forward computes something else after it wrote its attribute "
             f"{first.writes.names()}: call it once in eager before it is planned, or keep such state outside"
@@ -99,9 +102,9 @@ def _captured(request: StepRequest, questions: Questions) -> CapturedStep:
         tracing, graph_module = _trace(request, frozenset(tracing.without_gradient), questions)
     if tracing.outputs is None:
         raise CaptureError(f"{type(request.model).__name__} returned nothing that can be captured")
-    family = (
-        None if tracing.symbols is None else _family(tracing, tracing.symbols, tracing.outputs, graph_module)
-    )
+    family = None
+    if tracing.sizes is not None:
+        family = _family(tracing, tracing.sizes, tracing.outputs, graph_module, questions)
     outputs = tracing.outputs if family is None else tracing.outputs.with_numbers(torch_compat.hint_of)
     update_graph = _trace_update(tracing) if request.runs_in_micro_batches else None
     captured = CapturedStep(
@@ -120,13 +123,11 @@ def _captured(request: StepRequest, questions: Questions) -> CapturedStep:
         reads=tracing.baked_values(),
         device=tracing.device,
         writes=tracing.writes,
-        questions=questions.asked,
-        signatures=() if family or _has_open_sizes(graph_module) else signatures_of(graph_module.graph),
+        questions=questions.asked if family is None else family.questions_at(family.varying.hints),
         family=family,
     )
-    if request.late is not None:
-        refuse_other_graph(captured, request.late)
-    captured = replace(captured, fingerprint=fingerprint(captured, {}))
+    if not _has_open_sizes(graph_module):  # else it is traced again
+        captured = replace(captured, signatures=signatures_of(captured))
     if update_graph is None:
         return captured
     nothing = OutputLayout(pytree.tree_structure([]), ())
@@ -148,10 +149,14 @@ def _refuse_written_questions(captured: CapturedStep) -> None:
 
 
 def _family(
-    tracing: Tracing, symbols: Symbols, outputs: OutputLayout, graph_module: fx.GraphModule
+    tracing: Tracing,
+    sizes: SymbolicSizes,
+    outputs: OutputLayout,
+    graph_module: fx.GraphModule,
+    questions: Questions,
 ) -> CapturedFamily:
     """Generalize a graph that was traced with symbolic sizes."""
-    formulas = Formulas(symbols)
+    formulas = Formulas(sizes)
     generalize(graph_module, formulas)
     inputs = {
         index: (tuple(map(formulas.of, tensor.shape)), tuple(map(formulas.of, tensor.stride())))
@@ -159,8 +164,9 @@ def _family(
         if item.role in (Role.EXAMPLE, Role.TANGENT)
     }
     answer = outputs.with_numbers(formulas.of)
+    asked = tuple(question.with_numbers(formulas.known) for question in questions.asked)
     conditions = formulas.conditions(torch_compat.guards_of(tracing.fake_mode))
-    return CapturedFamily(symbols.varying, formulas.compiled(), conditions, inputs, answer)
+    return CapturedFamily(sizes.varying, formulas.compiled(), conditions, inputs, answer, asked)
 
 
 def _trace(
@@ -246,7 +252,7 @@ def _refuse_lost_gradients(request: StepRequest, without: Sequence[str], questio
     not see: the parameters under it would silently stop learning.
     """
     eager = FakeStep(request, questions=questions)
-    with explained(request.model), torch.random.fork_rng(devices=[]):
+    with explained(request.model), torch.random.fork_rng(devices=[]), questions.unnoted():
         eager.backward()
     lost = sorted(name for name in without if eager.parameters[name].grad is not None)
     if lost:

@@ -28,14 +28,14 @@ from olla_fx.capture.gradients import (
     separated,
     share_of_loss,
 )
-from olla_fx.capture.inputs import Constant, tensor_slots
+from olla_fx.capture.inputs import Constant, HeldNumber, tensor_slots
 from olla_fx.capture.late_numbers import LateTracing
 from olla_fx.capture.model_copy import ModelCopy
 from olla_fx.capture.questions import Questions
 from olla_fx.capture.refusals import explained, refuse_new_layouts
 from olla_fx.capture.types import OutputAlias, OutputLayout, StepRequest, plan_device
 from olla_fx.capture.updates import trace_updates
-from olla_fx.capture.varying import Symbols, layout_in_extents
+from olla_fx.capture.varying import SymbolicSizes, layout_in_extents
 from olla_fx.errors import CaptureError
 from olla_fx.guards import (
     NO_WRITES,
@@ -76,7 +76,7 @@ class Tracing:
         state: of the optimizer, by parameter and key.
         device: where everything lives.
         example_leaves: for each leaf of the example, its index among the arguments, or the constant.
-        symbols: the sizes of inputs that are symbols, if any are.
+        sizes: the sizes of inputs that are symbols, if any are.
     """
 
     def __init__(self, request: StepRequest, unused: frozenset[str], questions: Questions) -> None:
@@ -91,7 +91,8 @@ class Tracing:
         self._questions = questions
         self.unused = unused
         self.fake_mode = torch_compat.new_fake_mode()
-        self.symbols = None if request.varying is None else Symbols.new(request.varying, self.fake_mode)
+        varying = request.symbols.varying
+        self.sizes = None if varying is None else SymbolicSizes.new(varying, self.fake_mode)
         self._originals = request.modules()
         self.slots = tensor_slots(self._originals)
         self.model_copy = ModelCopy(request, self.slots)
@@ -124,7 +125,7 @@ class Tracing:
         """Return what the traced code read of its modules, as the user's own modules have it."""
         copies = {id(copy): (name, self._originals[name]) for name, copy in self.model_copy.modules.items()}
         known = frozenset((slot.owner, slot.key) for places in self.slots for slot in places)
-        reads = Reads.of(self.reads, copies, known, self.request.loss_fn)
+        reads = Reads.of(self.reads, copies, known, self.request.loss_fn, self.request.numbers)
         return replace(reads, late=self.late.binding())
 
     def _tensor(self, slot: TensorSlot) -> torch.Tensor:
@@ -195,6 +196,7 @@ class Tracing:
         self.example_leaves: list[Any] = []
         first = micro_batches(leaves, self.request.options.accumulation_steps)[0]
         symbolic = iter(self._symbolic_examples())
+        numbers = self.request.numbers or {}
         for index, (leaf, part) in enumerate(zip(leaves, first, strict=True)):
             if isinstance(leaf, torch.Tensor):
                 if leaf.requires_grad and self.request.mode is Mode.TRAINING:
@@ -203,16 +205,17 @@ class Tracing:
                 self._add(Role.EXAMPLE, str(index), TensorSpec.of(part), batch, next(symbolic, None))
                 self.example_leaves.append(len(self.flat_arguments) - 1)
             else:
-                self.example_leaves.append(Constant(leaf))
+                is_held = str(index) in numbers
+                self.example_leaves.append(HeldNumber(numbers, str(index)) if is_held else Constant(leaf))
 
     def _symbolic_examples(self) -> list[torch.Tensor]:
         """Return stand-ins with symbolic sizes for the tensors of the example, if some sizes are symbols."""
-        if self.symbols is None:
+        if self.sizes is None:
             return []
         leaves = [leaf for leaf in pytree.tree_leaves(self.request.inputs) if isinstance(leaf, torch.Tensor)]
         with self.fake_mode:
             return [
-                self.symbols.stand_in(index, TensorSpec.of(leaf)).requires_grad_(leaf.requires_grad)
+                self.sizes.stand_in(index, TensorSpec.of(leaf)).requires_grad_(leaf.requires_grad)
                 for index, leaf in enumerate(leaves)
             ]
 
@@ -226,16 +229,16 @@ class Tracing:
 
     def _add_tangents(self) -> None:
         """Add a tangent for each output that has a gradient; a first run under fake tensors tells which."""
-        symbols, seen = self.symbols, self.request.tangents_seen
+        sizes, seen = self.sizes, self.request.symbols.tangents_seen
         made = self._outputs_made(is_symbolic=seen is not None and seen.has_views)
         shapes: list[Any] = [output.shape for output in made]
-        if symbols is not None and seen is not None and not seen.has_views:
-            extents = seen.extents(symbols.varying.hints, shapes)
+        if sizes is not None and seen is not None and not seen.has_views:
+            extents = seen.extents(sizes.varying.hints, shapes)
             if extents is None:
                 made = self._outputs_made(is_symbolic=True)
                 shapes = [output.shape for output in made]
             else:
-                shapes = [tuple(extent.of(symbols.sizes) for extent in shape) for shape in extents]
+                shapes = [tuple(extent.of(sizes.sizes) for extent in shape) for shape in extents]
         strides: Sequence[Any] = self.request.tangent_strides or [output.stride() for output in made]
         if seen is not None:
             layouts = zip(shapes, seen.layouts, strict=True)
@@ -256,7 +259,7 @@ class Tracing:
         """
         fake_mode, inputs = (self.fake_mode, self._symbolic_examples()) if is_symbolic else (None, ())
         eager = FakeStep(self.request, fake_mode, inputs, questions=self._questions)
-        with explained(self.request.model), torch.random.fork_rng(devices=[]):
+        with explained(self.request.model), torch.random.fork_rng(devices=[]), self._questions.unnoted():
             outputs = eager.forward()
         torch_compat.forget_numbers_read(self.fake_mode)
         self.aliases = [self.late.moved(alias, len(self.slots)) for alias in eager.aliases(outputs)]
@@ -287,7 +290,7 @@ class Tracing:
         return results
 
     def _step(self, flat: Sequence[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        examples = [leaf.value if isinstance(leaf, Constant) else held[leaf] for leaf in self.example_leaves]
+        examples = [held[leaf] if isinstance(leaf, int) else leaf.value for leaf in self.example_leaves]
         arguments = pytree.tree_unflatten(examples, self.example_spec)
         names = [(step_input.role, step_input.name) for step_input in self.inputs]
         present = dict(zip(names, held, strict=True))

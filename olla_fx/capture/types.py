@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from olla_fx.capture.formulas import Signature
 from olla_fx.capture.varying import TangentsSeen, VaryingSizes
 from olla_fx.errors import CaptureError
+from olla_fx.fx_graph import Size
 from olla_fx.guards import (
     NO_WRITES,
     Assumptions,
@@ -119,6 +119,19 @@ class OutputLayout:
         return pytree.tree_unflatten(leaves, self.spec)
 
 
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What an operator of a captured graph does, to be compared.
+
+    Attributes:
+        name: the node's.
+        key: equal for equal arguments and results.
+    """
+
+    name: str
+    key: int
+
+
 @dataclass(frozen=True)
 class CapturedFamily:
     """What a step that was captured with symbolic sizes is at any sizes.
@@ -129,6 +142,7 @@ class CapturedFamily:
         conditions: gives of the sizes the truth of each condition that tracing has assumed.
         inputs: shape and stride of the placeholders that vary, by their indices.
         outputs: the way from results to the answer.
+        questions: what Python asked about the inputs' values.
     """
 
     varying: VaryingSizes
@@ -136,6 +150,17 @@ class CapturedFamily:
     conditions: Callable[..., tuple[Any, ...]]
     inputs: Mapping[int, tuple[tuple[Any, ...], tuple[Any, ...]]]
     outputs: OutputLayout
+    questions: tuple[Question, ...]
+
+    def resolver(self, sizes: Sequence[int]) -> Callable[[Any], Any]:
+        """Return a function that gives a formula's value at some sizes, and other values as they are."""
+        numbers = self.formulas(*sizes)
+        return lambda value: numbers[value.index] if isinstance(value, Size) else value
+
+    def questions_at(self, sizes: Sequence[int]) -> tuple[Question, ...]:
+        """Return what Python asks at some sizes."""
+        resolve = self.resolver(sizes)
+        return tuple(question.with_numbers(resolve) for question in self.questions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,9 +176,8 @@ class CapturedStep(Assumptions):
         recomputed: how many operators are there a second time because the model checkpoints activations.
         micro_batches: how often it runs in a step, with one part of the batch after the other.
         questions: what Python asked about the inputs' values, in order; the graph holds for these answers.
-        fingerprint: tells one captured step from another.
+        signatures: what it does, to compare it with the same step of other sizes and numbers.
         update: the weight update that follows several micro-batches; it has the same placeholders.
-        signatures: what its operators do, to compare it with the same step of other sizes.
         family: what it is at other sizes, if it was captured with sizes that vary.
     """
 
@@ -165,10 +189,24 @@ class CapturedStep(Assumptions):
     recomputed: int
     micro_batches: int = 1
     questions: tuple[Question, ...] = ()
-    fingerprint: bytes = b""
-    update: CapturedStep | None = None
     signatures: tuple[Signature, ...] = ()
+    update: CapturedStep | None = None
     family: CapturedFamily | None = None
+
+    def at(self, sizes: Sequence[int]) -> CapturedStep:
+        """Return what flows into the step and out of it at some sizes; itself if none vary."""
+        if self.family is None:
+            return self
+        resolve = self.family.resolver(sizes)
+        inputs = list(self.inputs)
+        for index, (shape, stride) in self.family.inputs.items():
+            spec = inputs[index].spec
+            if spec is not None:
+                at_size = replace(spec, shape=tuple(map(resolve, shape)), stride=tuple(map(resolve, stride)))
+                inputs[index] = replace(inputs[index], spec=at_size)
+        outputs = self.family.outputs.with_numbers(resolve)
+        questions = self.family.questions_at(sizes)
+        return replace(self, inputs=tuple(inputs), outputs=outputs, questions=questions)
 
     @functools.cached_property
     def tangent_strides(self) -> tuple[tuple[int, ...], ...]:
@@ -189,23 +227,29 @@ class CapturedStep(Assumptions):
 
 
 @dataclass(frozen=True)
-class LateRequest:
-    """Numbers that a step is to read at every call.
+class SymbolRequest:
+    """What a step is to be captured with symbols for: numbers and sizes that change from call to call.
 
     Attributes:
-        slots: where they are.
-        fingerprint: of the same step, captured with some of them as constants: the two must be equal.
-        constants: these numbers as they were then, by name.
+        slots: where the numbers are that are to be read at every call.
+        varying: the sizes of the inputs that are to be symbols; None for none.
+        tangents_seen: in the caller's own loop, then, the tangents at other sizes.
+        earlier: the same step, captured before with some of them as constants; None if there is none.
+        constants: the numbers among ``slots`` that were constants then, as they were, by name.
+        sizes: the sizes then.
     """
 
-    slots: tuple[NumberSlot, ...]
-    fingerprint: bytes
-    constants: Mapping[str, float]
+    slots: tuple[NumberSlot, ...] = ()
+    varying: VaryingSizes | None = None
+    tangents_seen: TangentsSeen | None = None
+    earlier: CapturedStep | None = None
+    constants: Mapping[str, float] = field(default_factory=dict)
+    sizes: tuple[int, ...] = ()
 
     @property
-    def changes(self) -> tuple[tuple[str, object], ...]:
-        """What differs from the base, whatever the numbers are."""
-        return tuple((name, "another number") for name in self.constants)
+    def are_wanted(self) -> bool:
+        """True if anything is to be a symbol."""
+        return bool(self.slots) or self.varying is not None
 
 
 @dataclass(frozen=True)
@@ -224,10 +268,10 @@ class StepRequest:
             those of the outputs that they belong to.
         answers: what was answered to questions about inputs before, by the keys of their recipes, where the
             inputs may have no values.
-        late: numbers to bind late.
-        varying: the sizes of the inputs that are to be symbols; None for numbers.
-        tangents_seen: then, instead of ``tangent_strides``, the tangents at other sizes.
         writes: what a forward writes on Python attributes the first time, which is to have happened.
+        symbols: what is to be a symbol.
+        numbers: the Python numbers among the inputs by their positions: a dictionary that holds those of the
+            present call at every later call, too; None if there are no later calls.
     """
 
     model: nn.Module
@@ -238,10 +282,9 @@ class StepRequest:
     options: Options = field(default_factory=Options)
     tangent_strides: tuple[tuple[int, ...], ...] = ()
     answers: Mapping[str, Any] = field(default_factory=dict)
-    late: LateRequest | None = None
-    varying: VaryingSizes | None = None
-    tangents_seen: TangentsSeen | None = None
     writes: FirstWrites = NO_WRITES
+    symbols: SymbolRequest = field(default_factory=SymbolRequest)
+    numbers: dict[str, Any] | None = None
 
     def modules(self) -> dict[str, nn.Module]:
         """Return all modules that the step runs, by name."""

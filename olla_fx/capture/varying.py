@@ -207,8 +207,8 @@ def layout_in_extents(shape: Sequence[int], stride: Sequence[int]) -> tuple[Exte
 
 
 @dataclass(frozen=True)
-class Symbols:
-    """The symbols of one tracing run.
+class SymbolicSizes:
+    """The sizes of one tracing run that are symbols.
 
     Attributes:
         varying: the sizes.
@@ -219,7 +219,7 @@ class Symbols:
     sizes: tuple[torch.SymInt, ...]
 
     @classmethod
-    def new(cls, varying: VaryingSizes, fake_mode: Any) -> Symbols:
+    def new(cls, varying: VaryingSizes, fake_mode: Any) -> SymbolicSizes:
         """Make symbols in a fake mode."""
         sizes = (torch_compat.new_size(fake_mode, index, hint) for index, hint in enumerate(varying.hints))
         return cls(varying, tuple(sizes))

@@ -16,7 +16,7 @@ from torch import nn
 
 from olla_fx import torch_compat
 from olla_fx.guards.inputs import Facts, Mode, Role, StepInput, TensorSlot
-from olla_fx.guards.numbers import NumberSlot, can_be_late, changed
+from olla_fx.guards.numbers import NumberSlot, changed
 from olla_fx.guards.optimizer import OptimizerGuard, OptimizerLayout
 from olla_fx.guards.reads import Reads
 from olla_fx.guards.snapshot import Same
@@ -113,11 +113,10 @@ class ExactComparison:
         with self._writes_assumed():
             present = [(slot, number, slot.read()) for slot, number in self._numbers]
         numbers = {slot: number for slot, number, now in present if _differ(now, number)}
-        suit = all(
-            type(now) is type(number) and can_be_late(now) for slot, number, now in present if slot in numbers
-        )
-        if not numbers or not suit or not are_wanted(numbers):
+        if not are_wanted(numbers):
             return None
+        if not numbers:
+            return {} if self.why_not() is None else None
         reasons = {changed(slot) for slot in numbers}
         return numbers if all(reason in reasons for reason, _ in self.changes()) else None
 

@@ -78,6 +78,11 @@ class NumberSlot:
         else:
             holder[name] = value
 
+    def may_be_late(self, before: float) -> bool:
+        """Return True if what is there now may be bound late, and is of the kind of an earlier number."""
+        now = self.read()
+        return type(now) is type(before) and can_be_late(now)
+
     def place(self) -> Place | None:
         """Return where it is now; None if that is gone."""
         try:

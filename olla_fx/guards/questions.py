@@ -12,12 +12,13 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from olla_fx import torch_compat
+from olla_fx.fx_graph import Size
 from olla_fx.torch_compat import pytree
 
 aten = torch.ops.aten
@@ -62,6 +63,7 @@ class GivenInput:
 
     index: int
     depth = 0
+    has_sizes = False
 
     @property
     def inputs(self) -> frozenset[int]:
@@ -102,7 +104,8 @@ class Recipe:
 
     Attributes:
         operator: what is called.
-        arguments: its arguments and keyword arguments, in which recipes and inputs stand for tensors.
+        arguments: its arguments and keyword arguments, in which recipes and inputs stand for tensors. Numbers
+            among these that follow from sizes that vary are symbols while the step is traced.
         result: index of the result among the operator's results.
         depth: the number of operators below it.
     """
@@ -117,10 +120,37 @@ class Recipe:
         """The indices of the inputs that it reads."""
         return frozenset().union(*(source.inputs for source in self._sources))
 
+    @functools.cached_property
+    def has_sizes(self) -> bool:
+        """True if it is computed with sizes that vary."""
+        leaves = pytree.tree_leaves(self.arguments)
+        return any(isinstance(leaf, torch.SymInt | Size) for leaf in leaves) or any(
+            source.has_sizes for source in self._sources
+        )
+
     @property
     def _sources(self) -> list[GivenInput | Recipe]:
         leaves = pytree.tree_leaves(self.arguments)
         return [leaf for leaf in leaves if isinstance(leaf, GivenInput | Recipe)]
+
+    def with_numbers(self, number: Callable[[Any], Any], known: dict[int, Any] | None = None) -> Recipe:
+        """Return the same with every size that varies replaced.
+
+        Args:
+            number: gives what takes the place of a size, and other values as they are.
+            known: arguments that were replaced, by the identity of what they were.
+        """
+        if not self.has_sizes:
+            return self
+        known = {} if known is None else known
+
+        def replaced(leaf: Any) -> Any:
+            return leaf.with_numbers(number, known) if isinstance(leaf, Recipe) else number(leaf)
+
+        identity = id(self.arguments)
+        if identity not in known:
+            known[identity] = pytree.tree_map(replaced, self.arguments)
+        return replace(self, arguments=known[identity])
 
     @functools.cached_property
     def key(self) -> str:
@@ -148,7 +178,9 @@ class Recipe:
                 return leaf._evaluate(inputs, device, results)
             if isinstance(leaf, GivenInput):
                 return inputs[leaf.index]
-            return device if device is not None and isinstance(leaf, torch.device) else leaf
+            if device is not None and isinstance(leaf, torch.device):
+                return device
+            return torch_compat.hint_of(leaf)
 
         identity = id(self.arguments)
         if identity not in results:
@@ -188,11 +220,17 @@ class Question:
         recipe: how it follows from the inputs.
         answer: what it was: a number, a truth value, or a list of these.
         place: the line of the user's code that asked.
+        key: tells it from others that were asked meanwhile, whatever the sizes.
     """
 
     recipe: Recipe
     answer: Any
     place: str
+    key: str
+
+    def with_numbers(self, number: Callable[[Any], Any]) -> Question:
+        """Return the same with every size in its recipe replaced; see :meth:`Recipe.with_numbers`."""
+        return replace(self, recipe=self.recipe.with_numbers(number))
 
     def said_of(self, answer: object) -> str:
         """Return a sentence about another answer."""

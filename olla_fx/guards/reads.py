@@ -121,7 +121,8 @@ class Reads:
 
     Attributes:
         attributes: of modules.
-        functions: the loss and the user's methods that modules ran, each after its name.
+        functions: the loss, the user's methods that modules ran, and the numbers among the inputs, each after
+            its name.
         late: the numbers among them that are inputs of the graph.
     """
 
@@ -136,6 +137,7 @@ class Reads:
         originals: Mapping[int, tuple[str, nn.Module]],
         known: frozenset[tuple[str, str]],
         loss_fn: object,
+        numbers: Mapping[str, object] | None,
     ) -> Reads:
         """Choose what is to be guarded.
 
@@ -145,6 +147,7 @@ class Reads:
                 were read, such as those that a loss function's closure holds, stand for themselves.
             known: owner and attribute of the tensors that are inputs of the step.
             loss_fn: the user's.
+            numbers: those among the inputs of the present call, in a dictionary; None for none.
         """
         attributes = []
         for (identity, key), module in reads.items():
@@ -164,6 +167,7 @@ class Reads:
         functions: list[tuple[str, object]] = [("loss_fn", loss_fn)]
         functions += [("loss_fn", called)] if called not in (None, loss_fn) else []
         functions += [(f"what {method.__qualname__} reads", method) for method in methods]
+        functions += [("input", numbers)] if numbers else []
         return cls(tuple(attributes), tuple(functions))
 
     def facts(self) -> Facts:

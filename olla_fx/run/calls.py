@@ -15,6 +15,7 @@ from olla_fx import torch_compat
 from olla_fx.capture import Mode
 from olla_fx.errors import StepInputError, StepModeError
 from olla_fx.guards import other_libraries
+from olla_fx.guards.numbers import is_number
 from olla_fx.torch_compat import pytree
 
 _PARTS_OF_KIND = ("shape", "strides", "type", "device", "wanted gradient")
@@ -72,11 +73,14 @@ class Call:
         key: what tells calls apart by their inputs alone.
         tensors: those among the inputs, flat, with lazy conjugation and negation carried out, since no kernel
             of a plan looks at their bits.
+        numbers: the Python numbers among the inputs, by their positions. They are no part of the key, but
+            guarded, or bound late, like those that the model keeps.
     """
 
     inputs: tuple[Any, ...]
     key: Key
     tensors: list[torch.Tensor]
+    numbers: dict[str, Any]
 
     @classmethod
     def of(cls, planned: Mode, inputs: tuple[Any, ...]) -> Call:
@@ -92,14 +96,17 @@ class Call:
         differentiates = planned is Mode.AUTOGRAD and torch.is_grad_enabled()
         leaves, spec = pytree.tree_flatten(inputs)
         kinds: list[Hashable] = [differentiates, spec]
-        tensors = []
-        for leaf in leaves:
+        tensors, numbers = [], {}
+        for index, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor):
                 if leaf.layout is not torch.strided:
                     raise StepInputError(f"an input is a {leaf.layout} tensor: pass a strided one")
                 wants_gradient = differentiates and leaf.requires_grad
                 kinds.append((tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, wants_gradient))
                 tensors.append(leaf.resolve_conj().resolve_neg())
+            elif is_number(leaf):
+                kinds.append((type(leaf),))
+                numbers[str(index)] = leaf
             elif isinstance(leaf, _TELLING):
                 # Not the value alone: 0.0 and -0.0, 1 and True compare equal.
                 kinds.append((type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf))
@@ -109,7 +116,17 @@ class Call:
                     f"an input holds a {type(leaf).__name__}, which is no tensor, number, string, tuple, "
                     f"list or dict, so calls with it cannot be told apart: {advice or 'pass its parts'}"
                 )
-        return cls(inputs, tuple(kinds), tensors)
+        return cls(inputs, tuple(kinds), tensors, numbers)
+
+
+def structure_of(key: Hashable) -> Hashable:
+    """Return what tells calls apart but for the sizes of their tensors."""
+    if not isinstance(key, tuple):
+        return key
+    return tuple(
+        (len(kind[0]), *kind[2:]) if isinstance(kind, tuple) and isinstance(kind[0], tuple) else kind
+        for kind in key
+    )
 
 
 def what_differs(key: Key, planned: Key) -> str:
@@ -127,6 +144,8 @@ def what_differs(key: Key, planned: Key) -> str:
             continue
         if len(kind) == len(other) == 2:
             return f"input {index} is {kind[1]!r}, and was {other[1]!r}"
+        if len(kind) != len(other) or len(kind) == 1:
+            return f"input {index} is of another kind"
         for name, one, two in zip(_PARTS_OF_KIND, kind, other, strict=False):
             if one != two:
                 return f"input {index} has {name} {one}, and had {two}"

@@ -1,55 +1,35 @@
 """Keeps the families of a planned module: plans for all sizes of its inputs, from one captured graph each.
 
-A call whose inputs are those of a plan but for some sizes is what a family is made for
-(:mod:`olla_fx.family`). From then on a new size is placed, in milliseconds, and runs. What operators request
-beside their arrays is recorded at the first sizes, and predicted from then on (:mod:`olla_fx.run.predicted`).
-A family that cannot be made is not tried again for the same dimensions; sizes then stay numbers.
+A call whose inputs are those of a plan but for some sizes (:mod:`olla_fx.run.changing`) is what a family is
+made for (:mod:`olla_fx.family`). From then on a new size is placed, in milliseconds, and runs. What operators
+request beside their arrays is recorded at the first sizes, and predicted from then on
+(:mod:`olla_fx.run.predicted`). Each answer that inputs give to what Python asks of them has its family.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from olla_fx.capture import Role, TensorSpec
-from olla_fx.capture.varying import VaryingSizes, varying_sizes
+from olla_fx.capture.types import SymbolRequest
 from olla_fx.compile import CompiledStep, CompileRequest
 from olla_fx.dataflow import GradientsInBuffer
-from olla_fx.errors import CaptureError
 from olla_fx.family import Requirements, SizeFamily, Sizes, compile_family
 from olla_fx.guards import Mismatch, Prologue
+from olla_fx.run.answers import Answer, Answers
+from olla_fx.run.calls import structure_of
+from olla_fx.run.changing import ChangedCall, EarlierStep, Tangents, specs_of, tensor_specs
 from olla_fx.run.executor import Executor
 from olla_fx.run.plan_cache import CachedPlan, Strides
 from olla_fx.run.predicted import Recordings, requirements
 from olla_fx.run.recording import StepRecord
-from olla_fx.torch_compat import pytree
-
-logger = logging.getLogger(__name__)
 
 MOST_SIZES = 256
 """Plans of one family that are kept."""
-
-MOST_FAMILIES = 3
-"""Families that are tried for calls of one structure."""
-
-
-Tangents = Sequence[tuple[Sequence[int], Sequence[int]]]
-"""Shape and strides of the gradients that come back to a step's outputs."""
-
-
-def structure_of(key: Hashable) -> Hashable:
-    """Return what tells calls apart but for the sizes of their tensors."""
-    if not isinstance(key, tuple):
-        return key
-    return tuple(
-        (len(kind[0]), *kind[2:]) if isinstance(kind, tuple) and isinstance(kind[0], tuple) else kind
-        for kind in key
-    )
 
 
 @dataclass(eq=False)
@@ -58,34 +38,51 @@ class FamilyPlans:
 
     Attributes:
         family: plans for any of its sizes.
-        structure: of the calls that it is for.
-        kind: their mode, and the modules' flags.
-        prologue: gathers the inputs of all of them.
+        founder: the step at the sizes for which it was captured.
         request: for the step, without inputs.
         plans: by sizes; the one that was used last at the end.
         uses: the number of calls that it was found for.
+        structure: of the calls that it is for.
+        prologue: gathers the inputs of all of them.
         recordings: of its operators' requests.
     """
 
     family: SizeFamily
-    structure: Hashable
-    kind: Hashable
-    prologue: Prologue
+    founder: EarlierStep
     request: CompileRequest
     plans: dict[Sizes, CachedPlan] = field(default_factory=dict)
     uses: int = 0
 
     def __post_init__(self) -> None:
         """Start without recordings."""
+        self.structure, self.prologue = structure_of(self.founder.key), self.founder.prologue
         self.recordings = Recordings(self.family.numbers)
+        self._answers: dict[Sizes, Answers] = {}
+
+    def answers(self, sizes: Sizes) -> Answers:
+        """Return what was answered about inputs of some sizes."""
+        known = self._answers.get(sizes)
+        if known is None:
+            known = self._answers[sizes] = Answers(self.family.questions(sizes))
+            _forget_first(self._answers)
+        return known
+
+    def other_answer(self, examples: Sequence[torch.Tensor]) -> Answer | None:
+        """Return the first answer of a call that is another; None without one, or for sizes of no plan.
+
+        Args:
+            examples: the tensors among its inputs.
+        """
+        sizes = self.family.sizes_of(examples)
+        return None if sizes is None else self.answers(sizes).other(examples)
 
     def take_record(self, other: CachedPlan) -> None:
         """Take over what was recorded of another plan, if its operators are the same."""
         record = other.executor.record
-        tensors = [(spec.shape, spec.stride) for spec in _tensor_specs(other.example)]
+        tensors = [(spec.shape, spec.stride) for spec in tensor_specs(other.example)]
         if record is None or record.is_predicted or not self.family.is_of_same_arrays(other.executor.step):
             return
-        sizes = self.family.sizes_of_layouts(tensors) if other.kind == self.kind else None
+        sizes = self.family.sizes_of_layouts(tensors) if other.kind == self.founder.kind else None
         if sizes is not None:
             self.recordings.add(sizes, record)
 
@@ -100,9 +97,8 @@ class FamilyPlans:
         planned = self.plans.pop(sizes, None)
         if planned is None:
             planned = self._planned(sizes, key, example())
-            while len(self.plans) >= MOST_SIZES:
-                del self.plans[next(iter(self.plans))]
         self.plans[sizes] = planned
+        _forget_first(self.plans)
         return planned
 
     def _planned(self, sizes: Sizes, key: Hashable, example: Any) -> CachedPlan:
@@ -115,7 +111,7 @@ class FamilyPlans:
             record,
             functools.partial(self._compile_again, sizes),
         )
-        planned = CachedPlan(key, self.kind, executor, None, self.prologue, example)
+        planned = CachedPlan(key, self.founder.kind, executor, None, self.prologue, example)
         if last is not None:
             planned.suited = dict(last.suited)
             planned.saw_gradients, planned.clears_gradients = last.saw_gradients, last.clears_gradients
@@ -134,38 +130,12 @@ class FamilyPlans:
         return self._step(sizes, record, gradients)
 
 
-@dataclass(frozen=True, eq=False)
-class FamilyBase:
-    """The beginning of a family.
-
-    Attributes:
-        plan: of an earlier call.
-        structure: of both calls.
-        kind: their mode, and the modules' flags.
-        present: the tensors of the new call.
-        changed: the dimensions in which the two differ: the tensor's index and the dimension's.
-        varying: the sizes that are to be symbols.
-        sizes: those of the earlier call.
-    """
-
-    plan: CachedPlan
-    structure: Hashable
-    kind: Hashable
-    present: tuple[TensorSpec, ...]
-    changed: frozenset[tuple[int, int]]
-    varying: VaryingSizes
-    sizes: Sizes
-
-
 class Families:
     """The families of a module, and what could be none."""
 
     def __init__(self) -> None:
         """Start without families."""
         self._families: list[FamilyPlans] = []
-        self._tried: dict[Hashable, int] = {}
-        self._refused: dict[Hashable, set[tuple[int, int]]] = {}
-        self._founders: dict[Hashable, list[tuple[TensorSpec, ...]]] = {}
         self._tangents: dict[Hashable, Tangents] = {}
 
     def __len__(self) -> int:
@@ -196,129 +166,136 @@ class Families:
         """
         if not self._families:
             return None
-        structure = structure_of(key)
-        for plans in reversed(self._families):
-            if plans.structure != structure:
-                continue
-            sizes = plans.family.sizes_of(examples)
-            if sizes is None:
-                continue
-            values = plans.prologue.run(examples)
-            if not isinstance(values, Mismatch):
-                planned = plans.at(sizes, key, lambda: _specs(inputs))
-                plans.uses += 1
-                planned.uses = plans.uses
-                return planned, values
+        fitting = self._for_inputs(structure_of(key), examples)
+        # Only if the quick tests of all have failed, the exact ones.
+        for test in (Prologue.check, Prologue.run):
+            for plans, sizes in fitting:
+                values = test(plans.prologue, examples)
+                if values is not None and not isinstance(values, Mismatch):
+                    planned = plans.at(sizes, key, lambda: specs_of(inputs))
+                    plans.uses += 1
+                    planned.uses = plans.uses
+                    return planned, values
         return None
+
+    def _for_inputs(
+        self, structure: Hashable, examples: Sequence[torch.Tensor]
+    ) -> list[tuple[FamilyPlans, Sizes]]:
+        """Return the families for some inputs, each with their sizes; most share symbols and questions."""
+        layouts = [(tensor.shape, tensor.stride()) for tensor in examples]
+        read: dict[int, Sizes | None] = {}
+        heard: dict[str, str] = {}
+        fitting: list[tuple[FamilyPlans, Sizes]] = []
+        for plans in reversed(self._families):
+            if plans.structure == structure:
+                varying = plans.family.varying
+                if id(varying.tensors) not in read:
+                    read[id(varying.tensors)] = varying.read(layouts)
+                sizes = read[id(varying.tensors)]
+                if sizes is not None and plans.family.is_for(sizes):
+                    if plans.answers(sizes).agree(examples, heard):
+                        fitting.append((plans, sizes))
+        return fitting
 
     def note_gradient_strides(self, plan: CachedPlan, strides: Strides) -> None:
         """Note in which layouts a backward received its gradients; a family for others is made anew."""
         family = next((family for family in self._families if plan.prologue is family.prologue), None)
         if family is None or strides == plan.executor.step.captured.tangent_strides:
             return
-        self._tangents[family.structure, family.kind] = _tangents_of(plan, strides)
+        self._tangents[family.structure, plan.kind] = step_of(plan, strides).tangents()
         self._families.remove(family)
 
-    def base(
-        self, key: Hashable, kind: Hashable, inputs: tuple[Any, ...], cached: Iterable[CachedPlan]
-    ) -> FamilyBase | None:
-        """Return what a family for a call would be made from: the plan of one that differs in sizes alone.
+    def other_answer(self, key: Hashable, kind: Hashable, examples: Sequence[torch.Tensor]) -> str | None:
+        """Return what a call's inputs answer otherwise than a family for their sizes; see :meth:`heard`."""
+        others = (plans.other_answer(examples) for plans in self._alike(structure_of(key), kind))
+        return next((other[-1] for other in others if other is not None), None)
+
+    def heard(
+        self, key: Hashable, kind: Hashable, examples: Sequence[torch.Tensor]
+    ) -> frozenset[tuple[str, ...]]:
+        """Return what a call's inputs answer otherwise than its families; calls that agree in it are alike.
 
         Args:
             key: what tells the call apart.
             kind: its mode, and the modules' flags.
-            inputs: of the call.
-            cached: the module's plans, the one that was used last first.
+            examples: the tensors among its inputs.
         """
-        structure = structure_of(key)
-        if self._tried.get((structure, kind), 0) >= MOST_FAMILIES:
-            return None
-        present = _tensor_specs(_specs(inputs))
-        refused = self._refused.setdefault((structure, kind), set())
-        founders = self._founders.setdefault((structure, kind), [])
-        for plan in cached:
-            if plan.kind != kind or structure_of(plan.key) != structure or not _may_vary(plan):
-                continue
-            earlier = _tensor_specs(plan.example)
-            changed = _changed(earlier, present)
-            if not changed or changed & refused or not plan.prologue.fits():
-                continue
-            varying = varying_sizes([earlier, *founders, present])
-            sizes = None if varying is None else varying.read([(spec.shape, spec.stride) for spec in earlier])
-            if varying is None or sizes is None:
-                refused |= changed
-                continue
-            return FamilyBase(plan, structure, kind, present, frozenset(changed), varying, sizes)
-        return None
+        others = (plans.other_answer(examples) for plans in self._alike(structure_of(key), kind))
+        return frozenset(other[:2] for other in others if other is not None)
+
+    def steps(self, key: Hashable, kind: Hashable, examples: Sequence[torch.Tensor]) -> list[EarlierStep]:
+        """Return the steps of which a call's may be another one, those first that answer as it does.
+
+        Args:
+            key: what tells the call apart.
+            kind: its mode, and the modules' flags.
+            examples: the tensors among its inputs.
+        """
+        alike = self._alike(structure_of(key), kind)
+        alike.sort(key=lambda plans: plans.other_answer(examples) is not None)
+        return [plans.founder for plans in alike]
+
+    def _alike(self, structure: Hashable, kind: Hashable) -> list[FamilyPlans]:
+        return [
+            plans
+            for plans in reversed(self._families)
+            if (plans.structure, plans.founder.kind) == (structure, kind)
+        ]
+
+    def tangents(self, call: ChangedCall) -> Tangents:
+        """Return the gradients that came to the outputs of such calls; empty if they came as planned."""
+        return self._tangents.get((structure_of(call.earlier.key), call.earlier.kind), ())
 
     def make(
         self,
-        base: FamilyBase,
+        key: Hashable,
+        call: ChangedCall,
         request: CompileRequest,
         make_prologue: Callable[[CompiledStep], Prologue],
-        strides: Strides,
-    ) -> bool:
+        cached: Iterable[CachedPlan],
+    ) -> None:
         """Make a family for a call.
 
         Args:
-            base: what it is made from.
-            request: the step, with the call's inputs.
+            key: what tells the call apart.
+            call: what it differs in from an earlier one.
+            request: the step, with the call's inputs and with symbols.
             make_prologue: makes the guards of a step.
-            strides: the layouts in which gradients came to the outputs of the base's plan, if others than
-                planned.
+            cached: plans whose operators may be the same.
 
-        Returns:
-            True if there is one now.
+        Raises:
+            CaptureError: if there is no such family.
         """
-        plan, alike = base.plan, (base.structure, base.kind)
-        self._tried[alike] = self._tried.get(alike, 0) + 1
-        logger.info("capturing the step with %d symbols as sizes", len(base.varying.hints))
-        try:
-            tangents = self._tangents.get(alike) or _tangents_of(plan, strides)
-            family = compile_family(request, plan.executor.step, base.varying, base.sizes, tangents)
-        except CaptureError as error:
-            logger.info("sizes stay numbers: %s", error)
-            self._refused[alike] |= base.changed
-            return False
-        self._founders[alike].append(base.present)
-        bare = CompileRequest(replace(request.step, inputs=()))
-        plans = FamilyPlans(family, base.structure, base.kind, make_prologue(family.step), bare)
-        others = (known for one in self._families for known in one.plans.values())
-        for other in (plan, *others):
+        family = compile_family(replace(request, start=call.earlier.step.plan.order))
+        prologue = make_prologue(family.step)
+        answers = Answers(family.captured.questions)
+        founder = EarlierStep(
+            family.step, prologue, key, call.earlier.kind, call.specs, answers, call.varying
+        )
+        bare = CompileRequest(replace(request.step, inputs=(), symbols=SymbolRequest()))
+        plans = FamilyPlans(family, founder, bare)
+        known = (planned for one in self._families for planned in one.plans.values())
+        for other in (*cached, *known):
             plans.take_record(other)
+        # Of two families that differ in what was a constant only, the newer one serves both's calls.
+        self._families = [
+            one for one in self._families if one.founder is not call.earlier or not call.numbers
+        ]
         self._families.append(plans)
-        return True
 
 
-def _may_vary(plan: CachedPlan) -> bool:
-    """Return True if a family may be made from a plan: of one graph, for which Python asked no values."""
-    captured = plan.executor.step.captured
-    return plan.update is None and not captured.questions and not captured.reads.late.slots
+def step_of(plan: CachedPlan, strides: Strides) -> EarlierStep:
+    """Return a plan as a step that others may be like.
+
+    Args:
+        plan: of one size.
+        strides: the layouts in which gradients came to its outputs, if others than planned.
+    """
+    step, specs = plan.executor.step, tensor_specs(plan.example)
+    return EarlierStep(step, plan.prologue, plan.key, plan.kind, specs, plan.answers, tangent_strides=strides)
 
 
-def _tangents_of(plan: CachedPlan, strides: Strides) -> Tangents:
-    """Return shape and strides of the gradients that come back to a plan's outputs."""
-    inputs = plan.executor.step.captured.inputs
-    specs = [item.spec for item in inputs if item.role is Role.TANGENT and item.spec is not None]
-    return [
-        (spec.shape, stride)
-        for spec, stride in zip(specs, strides or [spec.stride for spec in specs], strict=True)
-    ]
-
-
-def _specs(inputs: Any) -> Any:
-    return pytree.tree_map_only(torch.Tensor, TensorSpec.of, inputs)
-
-
-def _tensor_specs(example: Any) -> tuple[TensorSpec, ...]:
-    return tuple(leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, TensorSpec))
-
-
-def _changed(earlier: Sequence[TensorSpec], present: Sequence[TensorSpec]) -> set[tuple[int, int]]:
-    """Return the dimensions in which two calls differ: the tensor's index and the dimension's."""
-    return {
-        (index, dim)
-        for index, (old, new) in enumerate(zip(earlier, present, strict=True))
-        for dim, (before, now) in enumerate(zip(old.shape, new.shape, strict=True))
-        if before != now
-    }
+def _forget_first(of_sizes: dict[Sizes, Any]) -> None:
+    """Keep no more than :data:`MOST_SIZES`."""
+    while len(of_sizes) > MOST_SIZES:
+        del of_sizes[next(iter(of_sizes))]

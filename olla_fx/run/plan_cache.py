@@ -102,7 +102,8 @@ class CachedPlan:
     @functools.cached_property
     def answers(self) -> Answers:
         """What was answered about the inputs that it was planned for."""
-        return Answers(self.executor.step.captured)
+        captured = self.executor.step.captured
+        return Answers(captured.questions, captured.micro_batches)
 
     @property
     def plan(self) -> Plan:
@@ -190,7 +191,7 @@ class PlanCache:
             reasons.setdefault(plan.kind, gathered.reason)
         return reasons
 
-    def heard(self, key: Hashable, examples: Sequence[torch.Tensor]) -> Hashable:
+    def heard(self, key: Hashable, examples: Sequence[torch.Tensor]) -> frozenset[tuple[str, ...]]:
         """Return what a call's inputs answer otherwise than its plans; calls that agree in it are alike.
 
         Args:
@@ -199,10 +200,6 @@ class PlanCache:
         """
         others = (plan.answers.other(examples) for plan in self._plans if plan.key == key)
         return frozenset(other[:2] for other in others if other is not None)
-
-    def answering(self, key: Hashable, examples: Sequence[torch.Tensor]) -> list[CachedPlan]:
-        """Return the plans for calls with such inputs that also answer alike; see :meth:`heard`."""
-        return [plan for plan in self.alike(key) if plan.answers.other(examples) is None]
 
     def alike(self, key: Hashable) -> list[CachedPlan]:
         """Return the plans for calls with such inputs, the one used last first."""

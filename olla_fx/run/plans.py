@@ -10,27 +10,25 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from olla_fx.capture import Mode, StepRequest, TensorSpec
+from olla_fx.capture import Mode, StepRequest
 from olla_fx.capture import optimizer as optimizers
-from olla_fx.capture.types import LateRequest
 from olla_fx.compile import CompiledStep, CompileRequest, compile_step
-from olla_fx.errors import NumberNotLateError, OllaError
+from olla_fx.errors import CaptureError, NumberNotLateError, OllaError
 from olla_fx.guards import Prologue
-from olla_fx.run.calls import Call, call_kind, what_differs
+from olla_fx.run.calls import Call, call_kind, structure_of, what_differs
+from olla_fx.run.changing import ChangedCall, Changing, specs_of
 from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
 from olla_fx.run.executor import Executor
-from olla_fx.run.families import Families, FamilyBase, structure_of
-from olla_fx.run.late_numbers import LateNumbers
+from olla_fx.run.families import Families, step_of
 from olla_fx.run.new_kinds import NewKinds
 from olla_fx.run.plan_cache import CachedPlan, PlanCache, Strides
 from olla_fx.time_limit import TimeLimit
-from olla_fx.torch_compat import pytree
 from olla_solvers.effort.freed_memory import return_freed_memory
 
 logger = logging.getLogger(__name__)
@@ -47,15 +45,13 @@ class NewCall:
         call: its inputs.
         kind: its mode, and the modules' training flags.
         reason: why the plan of its kind that was used last does not fit; None if there is none of its kind.
-        late: the numbers to bind late, if numbers alone tell it from a planned one.
-        family_base: what plans for all sizes can be made from, if sizes alone tell it from a planned one.
+        changed: what tells it from a planned one, if it is numbers and sizes that may be symbols.
     """
 
     call: Call
     kind: tuple[Mode, Hashable]
     reason: str | None
-    late: LateRequest | None
-    family_base: FamilyBase | None
+    changed: ChangedCall | None
 
 
 class Plans:
@@ -77,16 +73,19 @@ class Plans:
         Args:
             request: what the module is for, with the example.
         """
-        self._request = replace(request, inputs=())
+        self._numbers: dict[str, Any] = {}
+        self._request = replace(request, inputs=(), numbers=self._numbers)
         self.cache = PlanCache(request.options.cache_size_limit)
         self.families = Families()
         self.new_kinds = NewKinds()
-        self._late_numbers = LateNumbers()
+        self._changing = Changing()
         self.replans = 0
         self._refusals: set[str] = set()
         call = Call.of(request.mode, request.inputs)
+        self._hold(call)
         kind = call_kind(request.model, request.mode, request.inputs)
-        self.current = self._make(call, kind, TimeLimit(request.options.time_limit, plans=0))
+        limit = TimeLimit(request.options.time_limit, plans=0)
+        self.current = self._make(call, kind, CompileRequest(self._step_request(call, kind), limit=limit))
         # What is known of the first example says nothing about later inputs.
         self._request = replace(self._request, answers={})
 
@@ -115,6 +114,7 @@ class Plans:
             OllaError: if it cannot be planned, and the options ask for that.
             StepInputError: if an input cannot be used with the plan that fits.
         """
+        self._hold(call)
         fitting = self.cache.fitting(call.key, call.tensors)
         if isinstance(fitting, tuple):
             return self._used(fitting)
@@ -122,37 +122,39 @@ class Plans:
         if of_family is not None:
             return self._used(of_family)
         kind = call_kind(self._request.model, self._request.mode, call.inputs)
-        new = NewCall(
-            call,
-            kind,
-            fitting.get(kind),
-            self._late_numbers.request(self.cache.answering(call.key, call.tensors)),
-            self._family_base(call, kind) if not fitting else None,
-        )
+        new = NewCall(call, kind, fitting.get(kind), self._changed(call, kind))
         return self._plan_new(new, limit) if self.falls_back else self._make_again(new, limit)
+
+    def _hold(self, call: Call) -> None:
+        """Let guards and graphs find the numbers among a call's inputs."""
+        self._numbers.clear()
+        self._numbers.update(call.numbers)
 
     def _used(self, fitting: tuple[CachedPlan, list[Any]]) -> tuple[CachedPlan, list[Any]]:
         self.current, _ = fitting
         self.new_kinds.note_use(self.current.uses)
         return fitting
 
-    def _family_base(self, call: Call, kind: tuple[Mode, Hashable]) -> FamilyBase | None:
-        """Return what plans for all sizes could be made from, if the call is another one but for sizes."""
+    def _changed(self, call: Call, kind: tuple[Mode, Hashable]) -> ChangedCall | None:
+        """Return what tells a call from a planned one, if it is numbers and sizes that may be symbols."""
         options = self._request.options
-        if options.dynamic is False or options.cuda_graph or options.accumulation_steps > 1:
-            return None
-        return self.families.base(call.key, kind, call.inputs, self.cache.newest_first())
+        fixed = options.dynamic is False or options.cuda_graph or options.accumulation_steps > 1
+        steps = self.families.steps(call.key, kind, call.tensors)
+        for plan in self.cache.newest_first():
+            steps.append(step_of(plan, self.cache.gradient_strides(plan.key, plan.kind)))
+        return self._changing.find(call.key, kind, call.inputs, call.tensors, steps, sizes_vary=not fixed)
 
     def _plan_new(self, new: NewCall, limit: TimeLimit) -> tuple[CachedPlan, list[Any]] | None:
         """Plan a call that no plan fits if that is worth it; return None if it is to run in eager."""
-        # Calls that differ by sizes or numbers that may become inputs are one kind, whatever these are.
-        changes = self.current.prologue.changes() if new.late is None else new.late.changes
-        key = new.call.key
-        new_kind = (
-            (key, new.kind, self.cache.heard(key, new.call.tensors))
-            if new.family_base is None
-            else (structure_of(key), new.kind)
+        # Calls that differ by sizes or numbers that may become symbols are one kind, whatever these are.
+        changed, key = new.changed, new.call.key
+        changes = self.current.prologue.changes() if changed is None else changed.changes
+        heard = (
+            self.cache.heard(key, new.call.tensors),
+            self.families.heard(key, new.kind, new.call.tensors),
         )
+        is_of_one_size = changed is None or changed.varying is None
+        new_kind = (key if is_of_one_size else structure_of(key), new.kind, heard)
         if new.reason is None and self.cache.gradient_strides(key, new.kind):
             self.new_kinds.plans_next = True  # a known kind, whose gradients come in another layout
         if self.new_kinds.is_worth_a_plan(new_kind, changes):
@@ -168,10 +170,10 @@ class Plans:
                 return planned
         logger.info("running in eager: %s", new.reason or "a new kind of call")
         if self.new_kinds.note_eager_call():
-            why = new.reason or what_differs(key, self.current.key)
-            warnings.warn(
-                _settled_text(type(self._request.model).__name__, why), RuntimeWarning, stacklevel=7
-            )
+            answer = self.families.other_answer(key, new.kind, new.call.tensors)
+            why = new.reason or answer or what_differs(key, self.current.key)
+            model = type(self._request.model).__name__
+            warnings.warn(_settled_text(model, why, answers_change=any(heard)), RuntimeWarning, stacklevel=7)
         return None
 
     def note_refusal(self, error: OllaError) -> None:
@@ -191,7 +193,7 @@ class Plans:
         self.cache.clear()
         self.families.clear()
         self.new_kinds.forget()
-        self._late_numbers = LateNumbers()
+        self._changing = Changing()
 
     def _make_again(self, new: NewCall, limit: TimeLimit) -> tuple[CachedPlan, list[Any]]:
         """Make the plan of a later call; return it and the values of its placeholders."""
@@ -199,51 +201,72 @@ class Plans:
         lost = self.cache.drop_lost()
         self.replans += lost
         logger.info("planning %s", f"again: {new.reason}" if new.reason else "for a new kind of call")
-        if new.family_base is not None and self._make_family(new, new.family_base, limit):
-            of_family = self.families.fitting(call.key, call.inputs, call.tensors)
-            if of_family is not None:
-                self.current, _ = of_family
-                return of_family
-        # The order of another size or state is a good one to begin with.
-        start = self.current.executor.step.plan.order
-        self.current = self._make(call, new.kind, limit, start, new.late)
-        self.replans += new.reason is not None and not lost
-        return self.current, self.current.prologue.gather(call.tensors)
+        planned = None if new.changed is None else self._make_with_symbols(new, new.changed, limit)
+        if planned is None:
+            # The order of another size or state is a good one to begin with.
+            start = self.current.executor.step.plan.order
+            request = CompileRequest(self._step_request(call, new.kind), limit=limit, start=start)
+            self.current = self._make(call, new.kind, request)
+            planned = self.current, self.current.prologue.gather(call.tensors)
+        has_changed = new.reason is not None or (new.changed is not None and new.changed.changes != ())
+        self.replans += has_changed and not lost
+        return planned
 
-    def _make_family(self, new: NewCall, base: FamilyBase, limit: TimeLimit) -> bool:
-        request = CompileRequest(self._step_request(new.call, new.kind), limit=limit)
-        strides = self.cache.gradient_strides(base.plan.key, base.plan.kind)
-        made = self.families.make(base, request, self._prologue_of, strides)
+    def _make_with_symbols(
+        self, new: NewCall, changed: ChangedCall, limit: TimeLimit
+    ) -> tuple[CachedPlan, list[Any]] | None:
+        """Make a plan with symbols; return None if the step is to be captured with numbers.
+
+        Raises:
+            NumberNotLateError: if numbers cannot be inputs of the graph, and calls may run in eager.
+        """
+        present: ChangedCall | None = changed
+        while present is not None:
+            self._changing.note_attempt(present)
+            try:
+                planned = self._with_symbols(new, present, limit)
+            except CaptureError as error:
+                if self._changing.refuse(present, error) and self.falls_back:
+                    raise NumberNotLateError((), str(error)) from error
+                is_for_numbers = present.is_refused_for_numbers(error) and present.varying is not None
+                present = present.with_constants() if is_for_numbers else None
+            else:
+                self._changing.note_success(present)
+                return planned
+        return None
+
+    def _with_symbols(
+        self, new: NewCall, changed: ChangedCall, limit: TimeLimit
+    ) -> tuple[CachedPlan, list[Any]] | None:
+        call, symbols = new.call, changed.symbols(self.families.tangents(changed))
+        start = changed.earlier.step.plan.order
+        step_request = replace(self._step_request(call, new.kind), symbols=symbols)
+        if changed.varying is None:
+            self.current = self._make(call, new.kind, CompileRequest(step_request, limit=limit, start=start))
+            return self.current, self.current.prologue.gather(call.tensors)
+        request = CompileRequest(replace(step_request, tangent_strides=()), limit=limit, start=start)
+        self.families.make(call.key, changed, request, self._prologue_of, self.cache.newest_first())
         return_freed_memory()
-        return made
+        fitting = self.families.fitting(call.key, call.inputs, call.tensors)
+        if fitting is not None:
+            self.current, _ = fitting
+        return fitting
 
     def note_gradient_strides(self, planned: CachedPlan, strides: Strides) -> None:
         """Note in which layouts a backward received its gradients."""
         self.cache.note_gradient_strides(planned, strides)
         self.families.note_gradient_strides(planned, strides)
 
-    def _make(
-        self,
-        call: Call,
-        kind: tuple[Mode, Hashable],
-        limit: TimeLimit,
-        start: Sequence[str] | None = None,
-        late: LateRequest | None = None,
-    ) -> CachedPlan:
+    def _make(self, call: Call, kind: tuple[Mode, Hashable], request: CompileRequest) -> CachedPlan:
         own = self._request
-        request = self._step_request(call, kind)
-        compile_request = CompileRequest(request, limit=limit, start=start)
-        if late is None:
-            step, update = compile_step(compile_request)
-        else:
-            step, update = self._late_numbers.compile(compile_request, late, or_constants=not self.falls_back)
+        step, update = compile_step(request)
         if own.options.cuda_graph:
-            check_graph_request(request, step.captured.device)
+            check_graph_request(request.step, step.captured.device)
         # It is compiled: what was captured of it is not needed again.
         step = replace(step, captured=replace(step.captured, update=None))
-        # Kinds of the example, not the example: a batch is large.
-        example = pytree.tree_map_only(torch.Tensor, TensorSpec.of, call.inputs)
-        planned = CachedPlan(call.key, kind, *self._runners(step), self._prologue_of(step), example)
+        planned = CachedPlan(
+            call.key, kind, *self._runners(step), self._prologue_of(step), specs_of(call.inputs)
+        )
         if update is not None:
             executor, graphed = self._runners(update)
             planned = replace(planned, update=replace(planned, executor=executor, graphed=graphed))
@@ -273,9 +296,15 @@ class Plans:
         return executor, graphed
 
 
-def _settled_text(model: str, why: str) -> str:
-    return (
-        f"most calls of {model} run in eager, since they keep changing: {why}. Give it inputs of a few sizes "
-        "(pad them, or sort them into buckets), and keep what changes at every call in a tensor: an input or "
-        "a buffer, which a plan reads anew"
+def _settled_text(model: str, why: str, *, answers_change: bool) -> str:
+    advice = (
+        "Give it inputs of a few sizes (pad them, or sort them into buckets), and keep what changes at every "
+        "call in a tensor: an input or a buffer, which a plan reads anew"
     )
+    if answers_change:
+        advice = (
+            "Python asks the inputs for values there, and each answer needs a plan: compute with tensors "
+            "instead (a mask, torch.where, tensor.max() without int() or item()), or give inputs that answer "
+            "alike"
+        )
+    return f"most calls of {model} run in eager, since they keep changing: {why}. {advice}"

@@ -10,6 +10,7 @@ from typing import Any
 import sympy
 import torch
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
+from torch.fx.experimental.sym_node import SymNode
 from torch.utils._sympy.printers import PythonPrinter
 
 _NAMES: dict[str, Any] = {**_symbolic_shapes.SYMPY_INTERP, "math": math}
@@ -53,6 +54,20 @@ def sizes_unguarded(values: Iterable[Any]) -> Iterator[None]:
     symbolic = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
     with contextlib.nullcontext() if symbolic is None else symbolic.node.shape_env.suppress_guards():
         yield
+
+
+def is_size(number: Any) -> bool:
+    """Return True for a number that is known to follow from sizes alone."""
+    return type(number) is int or (
+        isinstance(number, torch.SymInt) and type(number.node) is SymNode and number.node.has_hint()
+    )
+
+
+def is_same_size(one: Any, other: Any) -> bool:
+    """Return True if two sizes are equal whatever the symbols' values are; asks for no guard."""
+    if isinstance(one, torch.SymInt) and isinstance(other, torch.SymInt):
+        return bool(one.node.expr == other.node.expr)
+    return type(one) is type(other) and bool(one == other)
 
 
 def hint_of(number: Any) -> Any:

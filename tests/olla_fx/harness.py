@@ -270,11 +270,12 @@ class WholeStep(EagerAndPlanned):
         self._unsettled_runs = 0
 
     def _check_service(self, batch: Batch) -> None:
-        """Check where arrays were, and that only new kinds of batches and replans led to new plans."""
+        """Check where arrays were, and that only new kinds of batches, answers and replans led to plans."""
         self._kinds_of_batches.add(repr(pytree.tree_map_only(torch.Tensor, _kind, batch)))
         self._unsettled_runs += not assert_served_if_settled(self.step, self.outputs)
         runs_to_settle = 2 if any(parameter.is_cuda for parameter in self.model.parameters()) else 1
-        plans = len(self._kinds_of_batches) + self.step.stats.replans
+        told = self.step.stats
+        plans = max(len(self._kinds_of_batches), told.cached_plans) + told.replans
         assert self._forgets or self._unsettled_runs <= plans * runs_to_settle
 
 

@@ -198,3 +198,20 @@ def test_printed_code_names_sizes():
     for length in (9, 12, 7, 5):
         pair.train(words(4, length))
     assert "self.size_" in pair.step.graph_module.code
+
+
+def _others_alone(self, x):
+    hidden = self.layer(x)
+    others = ~torch.eye(x.shape[0], dtype=torch.bool)
+    return (hidden @ hidden.T)[others].view(x.shape[0], -1).mean(1, keepdim=True) + hidden
+
+
+def test_a_count_that_follows_from_sizes_has_a_plan_for_each(caplog):
+    torch.manual_seed(0)
+    caplog.set_level(logging.INFO, "olla_fx")
+    pair = WholeStep(Written(_others_alone, layer=nn.Linear(12, 5)), MOMENTUM, vectors(4))
+    for batch in (4, 6, 9, 6, 5, 9, 4):
+        pair.train(vectors(batch))
+    pair.compare()
+    assert pair.step.stats.families == 0
+    assert sum("symbols" in message for message in caplog.messages) == 1
