@@ -17,7 +17,7 @@ from olla_fx import arena, disk_cache, torch_compat
 from olla_fx.arena import Binding
 from olla_fx.capture import CapturedStep, Role, StepRequest, capture
 from olla_fx.dataflow import Dataflow, GradientsInBuffer, arrays_of_results, build_dataflow
-from olla_fx.emit import EmittedStep, emit
+from olla_fx.emit import EmittedStep, Handover, emit
 from olla_fx.passes import run_passes
 from olla_fx.progress import Progress
 from olla_fx.step_plan import Plan
@@ -146,11 +146,17 @@ def _plan_captured(request: CompileRequest, captured: CapturedStep, progress: Pr
         # The first time on a machine, the allocator is compiled.
         progress.begin("build")
     in_buffer = request.runs and request.in_buffer and arena.available(captured.device)
-    begin_operator = arena.begin_operator_function(captured.device) if in_buffer else None
-    emitted = EmittedStep((), (), partial(tuple))
+    emitted = EmittedStep((), Handover(), partial(tuple))
     if request.runs:
         with _timed("emit", seconds, progress):
-            emitted = emit(dataflow, problem, memory, captured.inputs, begin_operator)
+            emitted = emit(
+                dataflow,
+                problem,
+                memory,
+                captured.inputs,
+                arena.native_module(captured.device.type),
+                in_buffer=in_buffer,
+            )
     if in_buffer:
         seconds["build"] = arena.build_seconds() or 0.0
     plan = Plan(

@@ -1,6 +1,6 @@
 """Serves a planned step from one buffer by native allocators, and records what a real step requests."""
 
-from olla_fx.arena.accumulation import Accumulation, accumulation
+from olla_fx.arena.accumulation import shares_storage, taken_gradients
 from olla_fx.arena.arena import (
     Arena,
     Buffer,
@@ -13,24 +13,36 @@ from olla_fx.arena.arena import (
 )
 from olla_fx.arena.counts import Binding, RunCounts
 from olla_fx.arena.events import AllocationEvent, EventKind, EventRecording, record_events
-from olla_fx.arena.native import build_seconds
+from olla_fx.arena.native import (
+    LeftGradients,
+    NativeModule,
+    NativeProgram,
+    TakenGradients,
+    build_seconds,
+    native_module,
+)
 
 __all__ = [
-    "Accumulation",
     "AllocationEvent",
     "Arena",
     "Binding",
     "Buffer",
     "EventKind",
     "EventRecording",
+    "LeftGradients",
+    "NativeModule",
+    "NativeProgram",
     "PlannedRequest",
     "RecordedRequest",
     "RunCounts",
-    "accumulation",
+    "TakenGradients",
     "available",
     "begin_operator_function",
     "build_seconds",
     "in_region",
     "interrupted",
+    "native_module",
     "record_events",
+    "shares_storage",
+    "taken_gradients",
 ]

@@ -1,58 +1,71 @@
-"""Adds gradients to ``.grad`` in autograd's place; see ``csrc/accumulation.h``."""
+"""Takes the gradients of a planned backward, as emitted code hands them over.
+
+The native allocator adds them to ``.grad`` in autograd's place where that changes nothing
+(``csrc/gradients.h``, ``csrc/accumulation.h``); without it, autograd gets them all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from olla_fx import torch_compat
-from olla_fx.arena.native import native_module
+from olla_fx.arena.native import LeftGradients, NativeModule, TakenGradients, native_module
 
 
-@dataclass(frozen=True, slots=True)
-class Accumulation:
-    """What a backward asks of the native allocator for every gradient; looked up once, as it asks often.
+def taken_gradients(
+    native: NativeModule | None,
+    leaves: Sequence[torch.Tensor],
+    kept: Iterable[int],
+    added: Iterable[int],
+) -> TakenGradients:
+    """Return what takes the gradients of a backward.
 
-    Attributes:
-        accumulates_alone: return True if the backward under way may add its gradient to a tensor's ``.grad``
-            itself, given the tensor and how many edges lead to it as far as the caller knows, over one of
-            which something comes. False for a tensor that is no leaf.
-        accumulate: add a gradient to the ``.grad`` of a leaf that accumulates alone, as autograd does, or
-            make it that; given the leaf, the gradient, and True if nobody else uses the gradient's memory,
-            so that it may become ``.grad`` itself. What it allocates in planned code is not counted there.
-        storage_address: return what tells a tensor's storage apart from others that exist. It does not ask
-            Python for the storage, whose object would count as another user of it.
-        shares_storage: return True if other tensors look into a tensor's memory, or nobody can tell.
+    Args:
+        native: the native module of the step's device, if there is one.
+        leaves: that want them.
+        kept: positions of those that the plan keeps in the buffer.
+        added: positions of those that it adds to ``.grad`` from there.
     """
-
-    accumulates_alone: Callable[[torch.Tensor, int], bool]
-    accumulate: Callable[[torch.Tensor, torch.Tensor, bool], None]
-    storage_address: Callable[[torch.Tensor], int]
-    shares_storage: Callable[[torch.Tensor], bool]
+    return _HandedOn(len(leaves)) if native is None else native.Gradients(leaves, kept, added)
 
 
-def accumulation(device: torch.device) -> Accumulation:
-    """Return how gradients are accumulated on a device: without its native allocator, never directly."""
-    native = native_module(device.type)
-    if native is None:
-        return _BY_AUTOGRAD
-    return Accumulation(
-        native.accumulates_alone, native.accumulate, native.storage_address, native.shares_storage
-    )
+class _HandedOn:
+    """Gradients that autograd gets, all of them."""
+
+    def __init__(self, count: int) -> None:
+        self.left: LeftGradients | None = None
+        self._absent: frozenset[int] = frozenset()
+        self._gradients: list[torch.Tensor | None] = [None] * count
+        self._storages: set[int] = set()
+
+    def leave_out(self, positions: Iterable[int]) -> None:
+        self._absent = frozenset(positions)
+
+    def accumulate_directly(self, edges: Sequence[int]) -> None:
+        pass
+
+    def cut_edges(self) -> bool:
+        return False
+
+    def suited(self) -> tuple[list[int], list[int]] | None:
+        return None
+
+    def take(self, position: int, gradient: torch.Tensor, is_made_here: bool) -> None:
+        if position in self._absent:
+            return
+        # Autograd may keep what it is given and add to it.
+        if not is_made_here or torch_compat.storage_key(gradient) in self._storages:
+            gradient = gradient.clone()
+        self._storages.add(torch_compat.storage_key(gradient))
+        self._gradients[position] = gradient
+
+    def for_autograd(self) -> list[torch.Tensor | None]:
+        return self._gradients
 
 
-def _accumulates_never(leaf: torch.Tensor, edges: int) -> bool:
-    return False
-
-
-def _refuse(leaf: torch.Tensor, gradient: torch.Tensor, owned: bool) -> None:
-    raise RuntimeError("only the native allocator accumulates gradients, and there is none")
-
-
-def _cannot_tell(tensor: torch.Tensor) -> bool:
-    return True
-
-
-_BY_AUTOGRAD = Accumulation(_accumulates_never, _refuse, torch_compat.storage_key, _cannot_tell)
+def shares_storage(tensor: torch.Tensor) -> bool:
+    """Return True if other tensors look into a tensor's memory, or nobody can tell."""
+    native = native_module(tensor.device.type)
+    return native is None or native.shares_storage(tensor)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,6 +22,8 @@ from olla_fx.arena.native import NativeModule, loaded_modules, native_module
 from olla_fx.errors import ArenaBusyError, ArenaUnavailableError
 
 CPU = torch.device("cpu")
+
+_Result = TypeVar("_Result")
 
 _OUTSIDE_ON_PURPOSE = -1  # kOutsideOnPurpose of cursor.h
 
@@ -162,17 +165,39 @@ class Arena:
         Raises:
             ArenaBusyError: if the buffer is in use, or this thread runs in another arena.
         """
+        self._enter(record=record)
+        try:
+            yield self
+        finally:
+            self._exit()
+
+    def run(self, function: Callable[..., _Result], arguments: Sequence[Any]) -> _Result:
+        """Call a function in a :meth:`region`, whose context costs as much as some operators.
+
+        Args:
+            function: to call.
+            arguments: its own.
+
+        Raises:
+            ArenaBusyError: as :meth:`region`.
+        """
+        self._enter(record=False)
+        try:
+            return function(*arguments)
+        finally:
+            self._exit()
+
+    def _enter(self, *, record: bool) -> None:
         if not self._arena.enter(record):
             raise ArenaBusyError(
                 "this buffer is already running a step, and can hold only one"
                 if self.buffer.memory.is_busy
                 else "this thread is already running a step in another arena"
             )
-        try:
-            yield self
-        finally:
-            if not self._arena.exit():
-                raise RuntimeError("a region must be left by the thread that entered it")
+
+    def _exit(self) -> None:
+        if not self._arena.exit():
+            raise RuntimeError("a region must be left by the thread that entered it")
 
     @property
     def is_busy(self) -> bool:

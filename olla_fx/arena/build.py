@@ -28,7 +28,18 @@ import torch
 from olla_fx import torch_compat
 
 SOURCE_FOLDER = Path(__file__).parent / "csrc"
-_HEADERS = ("accumulation.h", "buffer.h", "cursor.h", "module.h", "recorder.h", "router.h", "watchers.h")
+_HEADERS = (
+    "accumulation.h",
+    "buffer.h",
+    "cursor.h",
+    "gradients.h",
+    "module.h",
+    "program.h",
+    "recorder.h",
+    "router.h",
+    "support.h",
+    "watchers.h",
+)
 # Hidden, or two libraries in one process would share symbols that each must have of its own.
 _COMPILER_FLAGS = ("-O2", "-fvisibility=hidden")
 

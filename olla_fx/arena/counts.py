@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import astuple, dataclass
+import operator
+from typing import NamedTuple
 
 
 class Binding(enum.StrEnum):
@@ -13,8 +14,7 @@ class Binding(enum.StrEnum):
     STOCK = "stock"
 
 
-@dataclass(frozen=True, slots=True)
-class RunCounts:
+class RunCounts(NamedTuple):
     """Allocation requests of one run.
 
     Attributes:
@@ -34,6 +34,6 @@ class RunCounts:
     outside_bytes: int = 0
     requests_on_worker_threads: int = 0
 
-    def __add__(self, other: RunCounts) -> RunCounts:
+    def and_those_of(self, other: RunCounts) -> RunCounts:
         """Add the counts of two phases up."""
-        return RunCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+        return RunCounts(*map(operator.add, self, other))

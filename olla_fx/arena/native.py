@@ -7,9 +7,9 @@ import subprocess
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -58,10 +58,148 @@ class NativeArena(Protocol):
         """Return the fields of ``RecordedRequest``."""
 
 
+class NativeKept(Protocol):
+    """What one phase of a step keeps for the next."""
+
+    def __init__(self, values: Iterable[Any] = ()) -> None:
+        """Keep some values."""
+
+    def values(self) -> list[Any]:
+        """Return it."""
+
+    def pop(self) -> Any:
+        """Return the last value, which is no longer kept."""
+
+
+class NativeProgram(Protocol):
+    """A phase of a step, instruction by instruction, over numbered slots; see ``program.h``.
+
+    The methods add an instruction each; ``dead`` are the slots that nobody reads after it.
+    """
+
+    def begin(self, timestep: int) -> None:
+        """Begin an operator."""
+
+    def call_operator(
+        self,
+        name: str,
+        dispatched_name: str,
+        overload: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: int,
+        dead: Sequence[int],
+    ) -> bool:
+        """Call an operator; return False if the dispatcher does not know it."""
+
+    def call_function(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        sources: Sequence[int],
+        result: int,
+        dead: Sequence[int],
+    ) -> None:
+        """Call Python."""
+
+    def get_item(self, name: str, source: int, index: int, result: int, dead: Sequence[int]) -> None:
+        """Take an item of a sequence."""
+
+    def take_gradient(self, position: int, source: int, is_made_here: bool, dead: Sequence[int]) -> None:
+        """Hand a gradient over."""
+
+    def finish(self, results: Sequence[int], kept: Sequence[int], taken: Sequence[int]) -> None:
+        """End the program.
+
+        Args:
+            results: slots that are returned.
+            kept: slots that the next phase takes over.
+            taken: slots for what the phase before has kept.
+        """
+
+    def run(
+        self, inputs: Iterable[Any], kept: NativeKept | None, gradients: TakenGradients | None
+    ) -> list[Any]:
+        """Run with the values of the first slots; a failing operator is named in a note of its exception."""
+
+
+class LeftGradients(Protocol):
+    """Gradients that became ``.grad`` in a buffer; a run adds to them as it makes them."""
+
+    def any_alive(self) -> bool:
+        """Return True if one of them is alive."""
+
+    def alive(self) -> list[torch.Tensor]:
+        """Return those that are alive."""
+
+    def take(self) -> list[torch.Tensor]:
+        """Return those that are alive, and forget all."""
+
+    def put_back(self, gradient: torch.Tensor) -> None:
+        """Remember one again."""
+
+
+class TakenGradients(Protocol):
+    """The gradients of one backward, by their position among those of the step."""
+
+    @property
+    def left(self) -> LeftGradients | None:
+        """Those that became ``.grad`` in the buffer; None if there cannot be any."""
+
+    def leave_out(self, positions: Iterable[int]) -> None:
+        """Do not take gradients that eager would not make."""
+
+    def accumulate_directly(self, edges: Sequence[int]) -> None:
+        """Add to ``.grad`` at once if autograd would add this gradient alone, with no hook that sees it.
+
+        Args:
+            edges: how many lead to each leaf as far as is known; empty for one each.
+        """
+
+    def cut_edges(self) -> bool:
+        """Cut the edges from the node whose backward is under way if nothing will come over any of them.
+
+        The engine would visit each leaf with nothing. To be called at the end of the node's last backward.
+
+        Returns:
+            False if they stay.
+        """
+
+    def suited(self) -> tuple[list[int], list[int]] | None:
+        """Return what a plan for such a backward keeps and adds in the buffer; None if that is this plan.
+
+        To be asked before the backward runs.
+        """
+
+    def take(self, position: int, gradient: torch.Tensor, is_made_here: bool) -> None:
+        """Take a gradient; emitted code calls this right after the operator that makes it.
+
+        Args:
+            position: among the gradients of the step.
+            gradient: may share its storage with another gradient.
+            is_made_here: False if it is a tangent, a tensor of the caller's, or what forward has saved.
+        """
+
+    def for_autograd(self) -> list[torch.Tensor | None]:
+        """Return for each position what autograd is to be given, no two in one storage."""
+
+
 class NativeModule(Protocol):
     """The exports of ``module.h``."""
 
     begin_operator: Callable[[int], None]
+    Kept: type[NativeKept]
+
+    def Program(self, slot_count: int) -> NativeProgram:
+        """Begin a program of so many values."""
+
+    def Slot(self, index: int) -> object:
+        """Return what stands for a value among the arguments of an operator."""
+
+    def Gradients(
+        self, leaves: Sequence[torch.Tensor], kept: Iterable[int], added: Iterable[int]
+    ) -> TakenGradients:
+        """Take the gradients of leaves, some of which a plan keeps in the buffer or adds from there."""
 
     def Memory(self, size_bytes: int, device_index: int) -> NativeMemory:
         """Allocate a buffer; on the present device if the index is negative."""
@@ -79,15 +217,6 @@ class NativeModule(Protocol):
 
     def in_region(self) -> bool:
         """Return True if this thread is in a region."""
-
-    def accumulates_alone(self, leaf: torch.Tensor, edges: int) -> bool:
-        """Return True if a backward under way adds to a leaf's ``.grad`` what one edge of these brings."""
-
-    def accumulate(self, leaf: torch.Tensor, gradient: torch.Tensor, owned: bool) -> None:
-        """Add a gradient to a leaf's ``.grad``, or make it that."""
-
-    def storage_address(self, tensor: torch.Tensor) -> int:
-        """Return what tells a tensor's storage apart, without making Python's object of it."""
 
     def shares_storage(self, tensor: torch.Tensor) -> bool:
         """Return True if other tensors look into a tensor's memory."""

@@ -62,7 +62,7 @@ def _capture(request: StepRequest) -> CapturedStep:
         return first
     # The step that is planned is a later one, which writes nothing, and must compute what the first one does.
     later = _capture_once(replace(request, writes=first.writes))
-    if later.signatures != first.signatures:
+    if [item.key for item in later.signatures] != [item.key for item in first.signatures]:
         raise CaptureError(
             "the model's forward computes something else after it wrote its attribute "
             f"{first.writes.names()}: call it once in eager before it is planned, or keep such state outside"

@@ -116,7 +116,7 @@ class OutputLayout:
             else leaf
             for is_result, leaf in self.leaves
         ]
-        return pytree.tree_unflatten(leaves, self.spec)
+        return leaves[0] if self.spec.is_leaf() else pytree.tree_unflatten(leaves, self.spec)
 
 
 @dataclass(frozen=True, slots=True)

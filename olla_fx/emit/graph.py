@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import cast
 
+import torch
 from torch import fx
 from torch.fx.node import Argument
 
@@ -151,7 +152,9 @@ class _Phase:
         self._timesteps[emitted.name] = node.name, timestep
 
     def hand_over(self, position: int, gradient: fx.Node, *, is_made_here: bool) -> None:
-        """Emit the call that hands a gradient over."""
+        """Emit the call that hands a gradient over, whose taker makes a tensor of its own if need be."""
+        while gradient.target is torch.ops.aten.detach.default:
+            gradient = cast(fx.Node, gradient.args[0])
         self._add_result(gradient)
         self.target.call_method("take", (self._gradients, position, self._find(gradient), is_made_here))
 

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from olla_fx import torch_compat
-from olla_fx.capture import StepInput
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.errors import BackwardError
 from olla_fx.run.copies import copies_of
@@ -48,12 +47,12 @@ class Pass:
         self._captured = run.step.captured
         self.differentiable_outputs = self._captured.differentiable
         self._run: Run | None = run
-        self._values: list[Any] = list(values)
+        self._values = values
         self._note_backward = note_backward
-        self._kept: list[Any] = []
-        self._versions: list[tuple[torch.Tensor, tuple[int, int], StepInput | None]] = []
+        self._kept: Any = []
+        self._watched = _NOTHING_WATCHED
         self.wanted = self._captured.wanted
-        self._edges = GradientEdges([tensor for tensor in self.differentiable() if tensor.is_leaf])
+        self._edges = GradientEdges(self.differentiable())
 
     def differentiable(self) -> list[torch.Tensor]:
         """Return the tensors that want a gradient, until backward has run."""
@@ -65,23 +64,33 @@ class Pass:
         run = self._running()
         tangents = [None] * (len(self._captured.inputs) - len(self._values))
         answer, kept = run.run_phase(0, [*self._values, *tangents], last=False)
-        self._kept = list(kept)
-        results = [output.detach() for output in answer]
-        tensors = [value for value in self._kept if isinstance(value, torch.Tensor)]
-        kept_storages = set(torch_compat.storage_keys(tensors))
-        self._versions = [
-            (output, _state_of(output), None)
-            for output in answer
-            if torch_compat.storage_key(output) in kept_storages
-        ]
-        read = run.step.emitted.placeholders_read[1]
-        inputs, values = self._captured.inputs, self._values
-        self._versions += [
-            (values[index], _state_of(values[index]), inputs[index])
-            for index in sorted(read)
-            if index < len(values)
-        ]
-        return results
+        self._kept = kept
+        handover = run.step.emitted.handover
+        self._watched = _Watched(
+            [
+                *(answer[index] for index in handover.outputs_kept),
+                *(self._values[index] for index in handover.placeholders_read),
+            ]
+        )
+        return [output.detach() for output in answer]
+
+    def _refuse_changes(self) -> None:
+        """Refuse a backward if a tensor that it reads, and that the caller can reach, was changed."""
+        changed = self._watched.changed()
+        if changed is None:
+            return
+        index, how = changed
+        handover = self._running().step.emitted.handover
+        index -= len(handover.outputs_kept)
+        name = "an output"
+        if index >= 0:
+            source = self._captured.inputs[handover.placeholders_read[index]]
+            name = f"{source.role} {source.name}"
+        self.drop()
+        raise BackwardError(
+            f"{name} was {how} after the forward, and backward needs it as it was: "
+            "change a clone, or after backward"
+        )
 
     def backward(
         self, tangents: Sequence[torch.Tensor | None], *, again: bool, creates_graph: bool
@@ -94,27 +103,20 @@ class Pass:
             creates_graph: True if gradients are to be differentiated, and so must reach autograd.
         """
         run = self._running()
-        for tensor, state, source in self._versions:
-            if _state_of(tensor) != state:
-                self.drop()
-                name = "an output" if source is None else f"{source.role} {source.name}"
-                how = (
-                    "changed in place" if torch_compat.version_of(tensor) != state[0] else "given other data"
-                )
-                raise BackwardError(
-                    f"{name} was {how} after the forward, and backward needs it as it was: "
-                    "change a clone, or after backward"
-                )
+        self._refuse_changes()
         try:
             tangents = [None if tangent is None else _resolved(tangent) for tangent in tangents]
-            kept = copies_of(self._kept) if again else self._kept
+            kept = self._kept
+            if again:
+                values = kept if isinstance(kept, list) else kept.values()
+                kept = copies_of(values, run.step.emitted.handover.kept_written)
             fitting = [self._fitting(index, tangent) for index, tangent in enumerate(tangents)]
-            gradients = Gradients(self._captured, self._values, tangents, run.step.dataflow.gradients)
+            gradients = Gradients(run.step, self._values, tangents)
             if not creates_graph:
                 gradients.accumulate_directly()
             run.gradients = gradients.suited_to_buffer()
-            run.leave_gradients(gradients.left)
-            run.run_phase(1, [*self._values, *fitting, kept, gradients], last=not again)
+            run.leave_gradients(gradients.taken.left)
+            run.run_phase(1, [*self._values, *fitting, kept, gradients.taken], last=not again)
         except BaseException:
             self.drop()
             raise
@@ -126,15 +128,17 @@ class Pass:
         self._note_backward(strides, run.gradients)
         if again:
             # A recomputation may have updated buffers.
-            self._versions = [(tensor, _state_of(tensor), source) for tensor, _, source in self._versions]
+            self._watched.refresh()
         else:
+            if gradients.taken.cut_edges():
+                self._edges.forget()
             self.drop()
-        return [gradients.by_placeholder.get(index) for index in self.wanted]
+        return gradients.for_autograd()
 
     def drop(self) -> None:
         """Forget what backward would need."""
         run, self._run = self._run, None
-        self._kept, self._values, self._versions = [], [], []
+        self._kept, self._values, self._watched = [], [], _NOTHING_WATCHED
         if run is not None:
             self._edges.end()
             run.release()
@@ -174,9 +178,28 @@ class Pass:
         return tangent.contiguous()
 
 
-def _state_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return what changes if a tensor is changed in place or given other memory (``tensor.data = other``)."""
-    return torch_compat.version_of(tensor), tensor.data_ptr()
+class _Watched:
+    """Tensors, and what of them changes if they are written to or given other memory (``.data = other``)."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = tensors
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the present state for granted."""
+        self._versions, self._addresses = torch_compat.states_of(self._tensors)
+
+    def changed(self) -> tuple[int, str] | None:
+        """Return which tensor was changed first in the list, and how; None if none was."""
+        versions, addresses = torch_compat.states_of(self._tensors)
+        if versions == self._versions and addresses == self._addresses:
+            return None
+        for index, version in enumerate(versions):
+            if version != self._versions[index]:
+                return index, "changed in place"
+            if addresses[index] != self._addresses[index]:
+                return index, "given other data"
+        return None
 
 
 def _resolved(tangent: torch.Tensor) -> torch.Tensor:
@@ -193,6 +216,9 @@ def _resolved(tangent: torch.Tensor) -> torch.Tensor:
             "ones: take the operation that makes it with sparse=False"
         )
     return tangent.detach().resolve_conj().resolve_neg()
+
+
+_NOTHING_WATCHED = _Watched([])
 
 
 class PlannedFunction(torch.autograd.Function):
@@ -219,17 +245,13 @@ class PlannedFunction(torch.autograd.Function):
         """
         has_tangent = ctx.running.differentiable_outputs
         wanted = [tangent for tangent, has in zip(tangents, has_tangent, strict=True) if has]
-        sources = [tangent for tangent in wanted if tangent is not None]
-        creates_graph = torch.is_grad_enabled()
-        if creates_graph:
-            sources += ctx.running.differentiable()
+        again = torch_compat.graph_is_kept()
+        if not torch.is_grad_enabled():
+            return (None, *ctx.running.backward(wanted, again=again, creates_graph=False))
+        sources = [tangent for tangent in wanted if tangent is not None] + ctx.running.differentiable()
         with torch.no_grad():
-            gradients = ctx.running.backward(
-                wanted, again=torch_compat.graph_is_kept(), creates_graph=creates_graph
-            )
-        if creates_graph:
-            gradients = _marked(gradients, sources)
-        return (None, *gradients)
+            gradients = ctx.running.backward(wanted, again=again, creates_graph=True)
+        return (None, *_marked(gradients, sources))
 
 
 class _LastGradients(torch.autograd.Function):

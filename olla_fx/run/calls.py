@@ -94,7 +94,7 @@ class Call:
             StepInputError: if an input is of a kind that tells no calls apart.
         """
         differentiates = planned is Mode.AUTOGRAD and torch.is_grad_enabled()
-        leaves, spec = pytree.tree_flatten(inputs)
+        leaves, spec = torch_compat.flat(inputs)
         kinds: list[Hashable] = [differentiates, spec]
         tensors, numbers = [], {}
         for index, leaf in enumerate(leaves):

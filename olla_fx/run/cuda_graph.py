@@ -231,7 +231,7 @@ class GraphedStep:
                 slot.copy_(values[index], non_blocking=True)
             captured.graph.replay()
         self.replays += 1
-        return copies_of(captured.results)
+        return copies_of(captured.results, range(len(captured.results)))
 
 
 def _fallback_reason(captured: CapturedStep) -> str | None:

@@ -12,7 +12,7 @@ workspaces), and try out algorithms (cuDNN in benchmark mode), which no later ru
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,13 +23,21 @@ from typing import Any
 import torch
 
 from olla_fx import torch_compat
-from olla_fx.arena import Arena, Binding, Buffer, PlannedRequest, RecordedRequest, RunCounts
+from olla_fx.arena import (
+    Arena,
+    Binding,
+    Buffer,
+    LeftGradients,
+    PlannedRequest,
+    RecordedRequest,
+    RunCounts,
+)
 from olla_fx.compile import CompiledStep, CompileRequest, plan_captured
 from olla_fx.dataflow import GradientsInBuffer, build_dataflow
 from olla_fx.errors import BufferMemoryError
 from olla_fx.report import format_bytes
 from olla_fx.run.persistent import allocate_library_workspaces
-from olla_fx.run.pool import Lease, LeftGradients, Range, Way, pool_of
+from olla_fx.run.pool import Lease, Range, Way, pool_of
 from olla_fx.run.recording import (
     RecordingInterpreter,
     StepRecord,
@@ -56,9 +64,8 @@ class Executor:
 
     Attributes:
         step: the compiled step in force.
-        counts: of the last complete run in the buffer.
-        outside_log: its unexpected requests: operator, ordinal and bytes of each.
         leaves_stuck_gradients: True if gradients that a run had left in the buffer could not be moved.
+        tell_stuck: :meth:`note_stuck`, for the buffer to call.
     """
 
     def __init__(
@@ -88,9 +95,10 @@ class Executor:
         if record is not None:
             self._requests = planned_requests(step.plan.problem, step.plan.memory, record)
         self.step = step
-        self.counts = RunCounts()
-        self.outside_log: tuple[str, ...] = ()
+        self._counts: list[RunCounts] = []
+        self._outside_log: tuple[Sequence[tuple[int, int, int]], Sequence[str]] = (), ()
         self.leaves_stuck_gradients = False
+        self.tell_stuck = weakref.WeakMethod(self.note_stuck)
         self._is_new = True
         self._is_gathered = False
         self._held: tuple[CompiledStep, Range] | None = None
@@ -110,6 +118,19 @@ class Executor:
             raise ValueError("no run was recorded yet")
         step = self._compiled(self._record, gradients, limit)
         return Executor(self._request, step, self._record, self._compile_again)
+
+    @property
+    def counts(self) -> RunCounts:
+        """The requests of the last complete run in the buffer."""
+        return functools.reduce(RunCounts.and_those_of, self._counts, RunCounts())
+
+    @property
+    def outside_log(self) -> tuple[str, ...]:
+        """The unexpected ones among them: operator, ordinal and bytes of each."""
+        log, order = self._outside_log
+        return tuple(
+            f"{order[timestep]} request {ordinal}: {size_bytes} B" for timestep, ordinal, size_bytes in log
+        )
 
     @property
     def record(self) -> StepRecord | None:
@@ -227,21 +248,30 @@ class Executor:
             f"{text}. Take a smaller batch, or accumulation_steps of a whole training step"
         )
 
-    def end(self, run: Run) -> None:
-        """Take over what a complete run in the buffer has shown."""
+    def end(self, run: Run, *, again: bool) -> None:
+        """Take over what a complete run in the buffer has shown.
+
+        Args:
+            run: its last phase has run.
+            again: True if that phase will run again. What forward has left for it then stays where results of
+                its operators have their places, so that requests which are not served say nothing.
+        """
+        if self._requests is not None:
+            self._counts = run.counts
+            self._outside_log = run.outside_log, run.step.plan.order
+        if run.is_repeated:
+            return
+        run.is_repeated = again
         if self._warm_ups and not run.recorded:
             self._warm_ups -= 1
-        if self._requests is not None:
-            self.counts = run.counts
-            self.outside_log = tuple(
-                f"{run.step.plan.order[timestep]} request {ordinal}: {size_bytes} B"
-                for timestep, ordinal, size_bytes in run.outside_log
-            )
         if run.recorded:
+            run.recorded = False
             order = run.step.plan.order
             record = read_recording(run.step.dataflow, order, run.addresses, run.recording)
             self._plan_again(record, run.gradients, run.limit)
-        elif run.counts.outside and not run.was_in_the_way and not self._wants_recording:
+        elif not (again or run.was_in_the_way or self._wants_recording) and any(
+            counts.outside for counts in run.counts
+        ):
             self._wants_recording = self._recordings < MOST_RECORDINGS
 
     def _plan_again(self, record: StepRecord, gradients: GradientsInBuffer, limit: TimeLimit | None) -> None:
@@ -270,9 +300,10 @@ class Run:
     Attributes:
         step: what runs.
         arena: serves or records it; None if it runs with the stock allocator, or is over.
-        counts: of the phases so far.
+        counts: of each phase so far.
         outside_log: operator, ordinal and bytes of unexpected requests so far.
         recorded: True if it is being recorded.
+        is_repeated: True if its last phase runs several times.
         addresses: for each timestep, where the operator's results are, if recorded.
         recording: the planning thread's requests, if recorded.
         gradients: those that a plan for such a run should have in the buffer.
@@ -296,7 +327,8 @@ class Run:
         self.arena = arena
         self.recorded = recorded
         self.limit = limit
-        self.counts = RunCounts()
+        self.is_repeated = False
+        self.counts: list[RunCounts] = []
         self.outside_log: list[tuple[int, int, int]] = []
         self.addresses: dict[int, list[int | None]] = {}
         self.recording: list[RecordedRequest] = []
@@ -309,7 +341,8 @@ class Run:
         Args:
             index: which.
             arguments: of its graph.
-            last: True if the run is over after it; otherwise the buffer stays claimed.
+            last: True if the run is over after it; otherwise the buffer stays claimed, for the next phase or
+                for this one again.
         """
         if index and self._lease is not None:
             way = self._lease.resume()
@@ -317,10 +350,14 @@ class Run:
             if way is Way.BUSY:
                 self.arena = None
         try:
-            with torch.no_grad(), _without_autocast(self.step.captured.device.type):
-                results = self._run(index, arguments, last or index + 1 < len(self.step.emitted.functions))
-            if last and self.arena is not None:
-                self._executor.end(self)
+            device_type = self.step.captured.device.type
+            if torch.is_autocast_enabled(device_type):  # what it casts is in the graph already
+                with torch.autocast(device_type, enabled=False):
+                    results = self._run(index, arguments)
+            else:
+                results = self._run(index, arguments)
+            if self.arena is not None and index + 1 == len(self.step.emitted.functions):
+                self._executor.end(self, again=not last)
         except BaseException:
             self.release()
             raise
@@ -330,20 +367,19 @@ class Run:
             self._lease.wait(partial(self._executor.held_range, self.step) if self.arena else _hold_nothing)
         return results
 
-    def _run(self, index: int, arguments: Sequence[Any], once: bool) -> Any:
+    def _run(self, index: int, arguments: Sequence[Any]) -> Any:
         function = self.step.emitted.functions[index]
         if self.arena is None:
             return function(*arguments)
         allocate_library_workspaces(self.step.captured.device)
-        if self.recorded and once:
+        if self.recorded:
             results = self._record(self.arena, index, arguments)
         else:
-            # A phase that will run again keeps what it was to free, so its requests are no pattern.
-            self.recorded = False
-            with self.arena.region():
-                results = function(*arguments)
-        self.counts += self.arena.counts()
-        self.outside_log.extend(self.arena.outside_log())
+            results = self.arena.run(function, arguments)
+        counts = self.arena.counts()
+        self.counts.append(counts)
+        if counts.outside:
+            self.outside_log.extend(self.arena.outside_log())
         return results
 
     def _record(self, arena: Arena, index: int, arguments: Sequence[Any]) -> Any:
@@ -357,16 +393,19 @@ class Run:
         interpreter = RecordingInterpreter(
             phase, operators, self.step.captured.device, self.step.emitted.numbers
         )
-        with arena.region(record=True):
+        with torch.no_grad(), arena.region(record=True):
             results = interpreter.run(*arguments)
+        if index + 1 < len(self.step.emitted.functions):
+            answer, kept = results
+            results = answer, list(kept)  # a list of the graph's cannot be emptied
         self.addresses.update(interpreter.addresses)
         self.recording.extend(arena.recording())
         return results
 
-    def leave_gradients(self, gradients: LeftGradients) -> None:
+    def leave_gradients(self, gradients: LeftGradients | None) -> None:
         """Say what will lie in the buffer when it is given back."""
-        if self._lease is not None:
-            self._lease.leave_gradients(gradients, weakref.WeakMethod(self._executor.note_stuck))
+        if self._lease is not None and gradients is not None:
+            self._lease.leave_gradients(gradients, self._executor.tell_stuck)
 
     def release(self) -> None:
         """Give the buffer back."""
@@ -377,13 +416,3 @@ class Run:
 
 def _hold_nothing() -> Range:
     return 0, 0
-
-
-def _without_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:
-    """Turn autocast off: what it casts is in the graph already.
-
-    Entering its context costs as much as some operators, so it is entered only if autocast is on.
-    """
-    if not torch.is_autocast_enabled(device_type):
-        return contextlib.nullcontext()
-    return torch.autocast(device_type, enabled=False)

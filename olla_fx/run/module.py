@@ -205,7 +205,7 @@ class PlannedModule(ContainerMethods, nn.Module):
         # Its backward, after which the step may be planned again, is a call of its own.
         run = executor.start(self._lease())
         running = Pass(run, values, note_backward)
-        results = PlannedFunction.apply(running, *running.differentiable())  # type: ignore[no-untyped-call]
+        results = torch_compat.applied(PlannedFunction, running, *running.differentiable())
         return run.step.captured.outputs.rebuild(results, values)
 
     def _lease(self) -> Lease | None:

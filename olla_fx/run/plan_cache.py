@@ -123,7 +123,9 @@ class CachedPlan:
     @property
     def counts(self) -> RunCounts:
         """The requests of the last run, or of the last micro-batch and the update."""
-        return sum((part.executor.counts for part in self._parts), RunCounts())
+        return functools.reduce(
+            RunCounts.and_those_of, (part.executor.counts for part in self._parts), RunCounts()
+        )
 
     @property
     def outside_log(self) -> tuple[str, ...]:
@@ -218,7 +220,8 @@ class PlanCache:
 
     def gradient_strides(self, key: Hashable, kind: Hashable) -> Strides:
         """Return the layouts to plan a kind of call for; empty for those of the outputs."""
-        return self._gradient_strides.get((key, kind), ())
+        # Most loops hand gradients in as outputs lie, and hashing a kind of call takes an operator's time.
+        return self._gradient_strides.get((key, kind), ()) if self._gradient_strides else ()
 
     def note_gradient_strides(self, plan: CachedPlan, strides: Strides) -> None:
         """Note in which layouts a backward received its gradients."""

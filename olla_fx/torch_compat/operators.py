@@ -23,6 +23,12 @@ def overload_name(operator: OpOverload) -> str:
     return operator._overloadname
 
 
+def dispatched_name(operator: OpOverload) -> tuple[str, str]:
+    """Return the names by which the dispatcher knows an operator: with its namespace, and of the overload."""
+    schema = operator._schema
+    return schema.name, schema.overload_name
+
+
 def plain_name(operator: Any) -> str:
     """Return an operator's or a function's name without namespace and overload, such as ``all``."""
     return str(getattr(operator, "_opname", None) or operator.__name__)

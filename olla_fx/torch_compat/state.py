@@ -86,6 +86,11 @@ def graph_is_kept() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
+def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """Apply a function of autograd's outside of ``torch.func``, for which its Python wrapper would ask."""
+    return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
+
+
 def saves_tensors_through_hooks() -> bool:
     """Return True if hooks get what operators save for backward, as by ``checkpoint``, ``save_on_cpu``."""
     return torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -21,6 +22,24 @@ _address_of = attrgetter("_cdata")
 
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
 """Returns a number that grows with every write in place; raises RuntimeError for inference tensors."""
+
+
+def flat(values: tuple[Any, ...]) -> tuple[list[Any], Any]:
+    """Return what ``pytree.tree_flatten`` does; for tensors alone in the time of a small operator."""
+    if all(isinstance(value, torch.Tensor) for value in values):
+        return list(values), _spec_of_leaves(len(values))
+    return _pytree.tree_flatten(values)
+
+
+@functools.cache
+def _spec_of_leaves(count: int) -> Any:
+    return _pytree.tree_structure((0,) * count)
+
+
+def states_of(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
+    """Return :data:`version_of` and the address of each tensor."""
+    return list(map(version_of, tensors)), list(map(torch.Tensor.data_ptr, tensors))
+
 
 UNINITIALIZED = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 """Types of lazy modules' parameters and buffers before their first call."""

@@ -32,8 +32,7 @@ inline bool has_hooks(torch::autograd::Node& accumulator) {
 
 // Whether the backward under way is going to add to a leaf's .grad nothing but what one edge brings, and nobody
 // watches it do so. `edges`: how many lead there as far as the caller knows, all but one of them never again.
-inline bool accumulates_alone(const py::handle& leaf, int64_t edges) {
-  const at::Tensor& tensor = tensor_of(leaf);
+inline bool accumulates_alone(const at::Tensor& tensor, int64_t edges) {
   if (!tensor.requires_grad() || !tensor.is_leaf()) {
     return false;
   }
@@ -59,45 +58,43 @@ inline bool accumulates_alone(const py::handle& leaf, int64_t edges) {
   return entry != chosen->end() && entry->second.needed_ && entry->second.captures_ == nullptr;
 }
 
-// What tells storages apart. Python's object of a storage would count as a user of it from then on.
-inline uintptr_t storage_address(const py::handle& object) {
-  return reinterpret_cast<uintptr_t>(tensor_of(object).storage().unsafeGetStorageImpl());
-}
-
 // Whether other tensors look into a tensor's memory, or Python holds its storage.
 inline bool shares_storage(const py::handle& object) {
   return tensor_of(object).storage().use_count() > 1;
 }
 
+// Leaves this thread's requests to the stock allocator while it lasts.
+class Interruption {
+ public:
+  Interruption() : region_(current_region) {
+    if (region_ != nullptr) {
+      region_->cursor.interrupt();
+    }
+  }
+  ~Interruption() {
+    if (region_ != nullptr) {
+      region_->cursor.resume();
+    }
+  }
+  Interruption(const Interruption&) = delete;
+  Interruption& operator=(const Interruption&) = delete;
+
+ private:
+  Region* region_;
+};
+
 // `owned`: the gradient's memory is no one else's, so that it may become .grad itself.
-inline void accumulate(const py::handle& leaf, const py::handle& its_gradient, bool owned) {
-  const at::Tensor& tensor = tensor_of(leaf);
-  const at::Tensor& gradient = tensor_of(its_gradient);
-  const py::gil_scoped_release without_gil;
-  if (owned && !tensor.grad().defined() && torch::autograd::utils::obeys_layout_contract(gradient, tensor)) {
-    tensor.mutable_grad() = gradient.detach();
+inline void accumulate(const at::Tensor& leaf, const at::Tensor& gradient, bool owned) {
+  if (owned && !leaf.grad().defined() && torch::autograd::utils::obeys_layout_contract(gradient, leaf)) {
+    leaf.mutable_grad() = gradient.detach();
     return;
   }
-  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(tensor);
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(leaf);
   if (!accumulator) {
     throw std::runtime_error("no backward leads to this tensor");
   }
-  // What becomes .grad must not lie in the buffer.
-  Region* region = current_region;
-  if (region != nullptr) {
-    region->cursor.interrupt();
-  }
-  try {
-    (*accumulator)({gradient});
-  } catch (...) {
-    if (region != nullptr) {
-      region->cursor.resume();
-    }
-    throw;
-  }
-  if (region != nullptr) {
-    region->cursor.resume();
-  }
+  const Interruption outside_of_the_buffer;  // as what becomes .grad must not lie in it
+  (*accumulator)({gradient});
 }
 
 }  // namespace olla_fx

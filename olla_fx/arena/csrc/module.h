@@ -14,38 +14,18 @@
 #include <pybind11/pybind11.h>
 
 #include "accumulation.h"
+#include "gradients.h"
+#include "program.h"
 #include "router.h"
+#include "support.h"
 
 namespace olla_fx {
 
 namespace py = pybind11;
 
-// What is particular to a device.
-class DeviceSupport {
- public:
-  virtual ~DeviceSupport() = default;
-
-  virtual c10::DeviceType type() const = 0;
-  // The calling thread and all kernels see every byte filled when it returns.
-  virtual void fill(void* begin, int byte, size_t size_bytes) const = 0;
-  // Whether an allocation failed because there is not enough memory.
-  virtual bool is_lack_of_memory(const c10::Error& /*error*/) const {
-    return true;
-  }
-  // Where the present device's memory is allocated.
-  virtual std::optional<c10::Stream> present_stream() const {
-    return std::nullopt;
-  }
-  // The calling thread is about to run a region.
-  virtual void enter(Region& /*region*/) const {}
-  // An operator is about to run, and blocks of the buffer are in use elsewhere.
-  virtual void wait_for_side_streams(Region& /*region*/) const {}
-};
-
-// The one router and device of the module that includes this; set by bind() for the life of the process,
-// because blocks may need them after exit handlers ran.
+// The one router of the module that includes this; set by bind() for the life of the process, because blocks may
+// need it after exit handlers ran.
 inline Router* router = nullptr;
-inline const DeviceSupport* support = nullptr;
 
 // The memory of one or more arenas; goes with the last of them.
 class SharedMemory {
@@ -228,30 +208,57 @@ inline void resume() {
   }
 }
 
-// Called before every operator of a step, so it bypasses pybind11's argument handling.
-inline PyObject* begin_operator(PyObject* /*module*/, PyObject* index) {
+// For emitted Python code, before every operator of a step, so it bypasses pybind11's argument handling.
+inline PyObject* begin_operator_in_python(PyObject* /*module*/, PyObject* index) {
   const long op = PyLong_AsLong(index);
   if (op == -1 && PyErr_Occurred() != nullptr) {
     return nullptr;
   }
-  Region* region = current_region;
-  if (region != nullptr) {
-    region->cursor.begin_operator(op);
-    if (C10_UNLIKELY(region->buffer != nullptr && region->buffer->has_side_streams())) {
-      try {
-        support->wait_for_side_streams(*region);
-      } catch (const std::exception& error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
-        return nullptr;
-      }
-    }
+  try {
+    begin_operator(op);
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
   }
   Py_RETURN_NONE;
 }
 
 inline PyMethodDef begin_operator_method = {
-    "begin_operator", begin_operator, METH_O,
+    "begin_operator", begin_operator_in_python, METH_O,
     "Tell the region that this thread is in which operator runs next; nothing outside of regions."};
+
+inline void bind_programs(py::module& module) {
+  py::class_<LeftGradients, std::shared_ptr<LeftGradients>>(module, "LeftGradients", py::module_local())
+      .def("any_alive", &LeftGradients::any_alive)
+      .def("alive", &LeftGradients::alive)
+      .def("take", &LeftGradients::take)
+      .def("put_back", &LeftGradients::put_back);
+  py::class_<Gradients>(module, "Gradients", py::module_local())
+      .def(py::init<py::iterable, py::iterable, py::iterable>())
+      .def("leave_out", &Gradients::leave_out)
+      .def("accumulate_directly", &Gradients::accumulate_directly)
+      .def("cut_edges", &Gradients::cut_edges)
+      .def("suited", &Gradients::suited)
+      .def("take", [](Gradients& gradients, int64_t position, const py::handle& gradient,
+                      bool is_made_here) { gradients.take(position, tensor_of(gradient), is_made_here); })
+      .def("for_autograd", &Gradients::for_autograd)
+      .def_readonly("left", &Gradients::left);
+  py::class_<Slot>(module, "Slot", py::module_local()).def(py::init<int64_t>());
+  py::class_<Kept>(module, "Kept", py::module_local())
+      .def(py::init<>())
+      .def(py::init<py::iterable>())
+      .def("values", &Kept::as_list)
+      .def("pop", &Kept::pop);
+  py::class_<Program>(module, "Program", py::module_local())
+      .def(py::init<int64_t>())
+      .def("begin", &Program::begin)
+      .def("call_operator", &Program::call_operator)
+      .def("call_function", &Program::call_function)
+      .def("get_item", &Program::get_item)
+      .def("take_gradient", &Program::take_gradient)
+      .def("finish", &Program::finish)
+      .def("run", &Program::run);
+}
 
 // Fills a Python module; the router and the device's support must live as long as the process.
 inline void bind(py::module& module, Router& its_router, const DeviceSupport& its_support) {
@@ -264,12 +271,10 @@ inline void bind(py::module& module, Router& its_router, const DeviceSupport& it
   module.def("interrupt", &interrupt);
   module.def("resume", &resume);
   module.def("in_region", [] { return current_region != nullptr; });
-  module.def("accumulates_alone", &accumulates_alone);
-  module.def("accumulate", &accumulate);
-  module.def("storage_address", &storage_address);
   module.def("shares_storage", &shares_storage);
   module.def("start_events", &start_events);
   module.def("stop_events", &stop_events);
+  bind_programs(module);
   py::class_<SharedMemory, std::shared_ptr<SharedMemory>>(module, "Memory", py::module_local())
       .def(py::init<int64_t, int64_t>())
       .def("poison", &SharedMemory::poison)

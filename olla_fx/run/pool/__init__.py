@@ -3,6 +3,6 @@
 from olla_fx.run.pool.buffer_pool import BufferPool, pool_of
 from olla_fx.run.pool.claim import Way
 from olla_fx.run.pool.lease import Lease, Turn
-from olla_fx.run.pool.segment import LeftGradients, Range
+from olla_fx.run.pool.segment import Range
 
-__all__ = ["BufferPool", "Lease", "LeftGradients", "Range", "Turn", "Way", "pool_of"]
+__all__ = ["BufferPool", "Lease", "Range", "Turn", "Way", "pool_of"]

@@ -15,11 +15,9 @@ and at any moment, so a release never waits for the pool's lock: whoever holds t
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -139,14 +137,8 @@ class BufferPool:
                 if segment.buffer is not None and not segment.outstanding_blocks:
                     segment.buffer.poison(byte)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        try:
-            with self._lock:
-                yield
-        finally:
-            if self._is_untidy:
-                self._tidy()
+    def _locked(self) -> _Locked:
+        return _Locked(self)
 
     def _tidy(self) -> None:
         """Free the segments that no plan needs; if the lock is held, its holder does so afterwards."""
@@ -344,6 +336,23 @@ class BufferPool:
             self._dropped.append(segment)
         segment.arenas.clear()
         segment.buffer = None
+
+
+class _Locked:
+    """Holds a pool's lock, and tidies the pool up afterwards; entered at every call, so no generator."""
+
+    __slots__ = ("_pool",)
+
+    def __init__(self, pool: BufferPool) -> None:
+        self._pool = pool
+
+    def __enter__(self) -> None:
+        self._pool._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._pool._lock.release()
+        if self._pool._is_untidy:
+            self._pool._tidy()
 
 
 _pools: dict[torch.device, BufferPool] = {}

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from olla_fx import arena
+from olla_fx.arena import LeftGradients
 from olla_fx.run.pool.buffer_pool import BufferPool
 from olla_fx.run.pool.claim import Claim, HeldRange, Way
-from olla_fx.run.pool.segment import LeftGradients
 
 MOST_ARENAS = 4
 """Places in a segment at which a plan keeps an arena ready."""

@@ -22,9 +22,6 @@ from olla_fx.alignment import alignment_of
 Range: TypeAlias = tuple[int, int]
 """Addresses from a buffer's first one, half open."""
 
-LeftGradients: TypeAlias = "list[weakref.ref[torch.Tensor]]"
-"""Gradients in a segment; a run adds to the list as it makes them."""
-
 
 class Segment:
     """One buffer of a pool.
@@ -48,7 +45,7 @@ class Segment:
         self.arenas: weakref.WeakKeyDictionary[Any, dict[int, arena.Arena]] = weakref.WeakKeyDictionary()
         self.last_owner: weakref.ref[Any] | None = None
         self._device = buffer.device
-        self._left: list[LeftGradients] = []
+        self._left: list[arena.LeftGradients] = []
         self._tell_stuck: list[weakref.WeakMethod[Any]] = []
         self._thread: int | None = None
 
@@ -60,7 +57,8 @@ class Segment:
     @property
     def holds_gradients(self) -> bool:
         """True if gradients that were left in it are alive; those that are gone are forgotten."""
-        return bool(self._gradients_alive())
+        self._left = [gradients for gradients in self._left if gradients.any_alive()]
+        return bool(self._left)
 
     def note_run(self, plan_owner: object) -> None:
         """Note that the calling thread's run is here."""
@@ -93,14 +91,9 @@ class Segment:
         return start if start + needed_bytes <= self.buffer_bytes else None
 
     def _gradients_alive(self) -> list[torch.Tensor]:
-        if not self._left:
+        if not self.holds_gradients:
             return []
-        self._left = [
-            [reference for reference in gradients if reference() is not None] for gradients in self._left
-        ]
-        self._left = [gradients for gradients in self._left if gradients]
-        references = [reference for gradients in self._left for reference in gradients]
-        return [gradient for reference in references if (gradient := reference()) is not None]
+        return [gradient for gradients in self._left for gradient in gradients.alive()]
 
     def _gradient_ranges(self) -> list[Range]:
         if self.buffer is None:
@@ -109,7 +102,7 @@ class Segment:
         starts = [(gradient.data_ptr() - first, gradient.nbytes) for gradient in self._gradients_alive()]
         return [(start, start + size) for start, size in starts if 0 <= start < self.buffer_bytes]
 
-    def leave_gradients(self, gradients: LeftGradients, tell_stuck: weakref.WeakMethod[Any]) -> None:
+    def leave_gradients(self, gradients: arena.LeftGradients, tell_stuck: weakref.WeakMethod[Any]) -> None:
         """Note what a run leaves in here.
 
         Args:
@@ -127,32 +120,36 @@ class Segment:
         """
         if self._thread != threading.get_ident() or not self.holds_gradients:
             return
-        first = 0 if self.buffer is None else self.buffer.address
-        stuck: LeftGradients = []
-        staying: LeftGradients = []
-        left = [reference for gradients in self._left for reference in gradients]
-        self._left = [left, stuck, staying]
-        shares_storage = arena.accumulation(self._device).shares_storage
         with torch.inference_mode(False), torch.no_grad():
-            while left:
-                gradient = left[-1]()
-                if gradient is None or (self.buffer and not self.buffer.contains(gradient.data_ptr())):
-                    pass
-                elif within is not None and not _meets(gradient, first, within):
-                    staying.append(left[-1])
-                elif shares_storage(gradient):
-                    stuck.append(left[-1])
-                else:
-                    gradient.data = gradient.clone()
-                left.pop()
-        self._left = [stuck, staying]
-        if stuck:
+            moved = [self._move(left, within) for left in self._left]
+        if any(is_stuck for is_stuck, _ in moved):
             for reference in self._tell_stuck:
                 tell = reference()
                 if tell is not None:
                     tell()
-        if not staying:
+        if not any(is_staying for _, is_staying in moved):
             self._tell_stuck = []
+
+    def _move(self, left: arena.LeftGradients, within: Range | None) -> tuple[bool, bool]:
+        """Move gradients out of the buffer, or of a part of it; tell if some cannot be moved, or need not."""
+        first = 0 if self.buffer is None else self.buffer.address
+        waiting, staying, stuck = left.take(), [], []
+        try:
+            while waiting:
+                gradient = waiting[-1]
+                if self.buffer is not None and not self.buffer.contains(gradient.data_ptr()):
+                    pass
+                elif within is not None and not _meets(gradient, first, within):
+                    staying.append(gradient)
+                elif arena.shares_storage(gradient):
+                    stuck.append(gradient)
+                else:
+                    gradient.data = gradient.clone()
+                waiting.pop()
+        finally:
+            for gradient in waiting + staying + stuck:
+                left.put_back(gradient)
+        return bool(stuck), bool(staying)
 
 
 def _meets(gradient: torch.Tensor, first: int, within: Range) -> bool:

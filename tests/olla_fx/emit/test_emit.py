@@ -7,8 +7,10 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import optim
+from torch import fx, optim
 
+from olla_fx.capture import Role, StepInput
+from olla_fx.emit import Handover, _handover
 from olla_fx.emit.graph import reordered_graphs
 from olla_solvers.analysis import lifetimes
 from olla_solvers.planner import make_plan
@@ -99,3 +101,23 @@ def test_constants_of_the_graph_are_kept():
     assert all(isinstance(getattr(module, node.target), torch.Tensor) for node in constants)
     statics = [array.name for array in dataflow.problem.arrays if array.kind is ArrayKind.STATIC]
     assert any("constant" in name for name in statics)
+
+
+def test_what_a_backward_reads_and_writes_of_forward_is_told():
+    aten = torch.ops.aten
+    x, kept, other = torch.ones(2), torch.ones(3), torch.ones(4)
+    forward, backward = fx.Graph(), fx.Graph()
+    source = forward.placeholder("x")
+    made = [forward.call_function(aten.neg.default, (source,)) for _ in range(2)]
+    for node, value in zip(made, (kept, other), strict=True):
+        node.meta["val"] = value
+    forward.output(((made[1],), list(made)))
+    weight = backward.placeholder("x")
+    popped = backward.call_method("pop", (backward.placeholder("kept"),))
+    written = backward.call_function(aten.mul_.Tensor, (popped, weight))
+    weight.meta["val"], popped.meta["val"], written.meta["operator"] = x, kept, "mul"
+    backward.placeholder("gradients")
+    backward.output(())
+    inputs = [StepInput(Role.PARAMETER, "x", None)]
+    handover = _handover([fx.GraphModule({}, graph) for graph in (forward, backward)], inputs)
+    assert handover == Handover((0,), (0,), frozenset({0}))
