@@ -7,7 +7,6 @@ from olla_fx.arena.arena import (
     PlannedRequest,
     RecordedRequest,
     available,
-    begin_operator_function,
     in_region,
     interrupted,
 )
@@ -37,7 +36,6 @@ __all__ = [
     "RunCounts",
     "TakenGradients",
     "available",
-    "begin_operator_function",
     "build_seconds",
     "in_region",
     "interrupted",

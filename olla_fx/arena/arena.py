@@ -222,12 +222,6 @@ def available(device: torch.device = CPU) -> bool:
     return native_module(device.type) is not None
 
 
-def begin_operator_function(device: torch.device = CPU) -> Callable[[int], None]:
-    """Return what emitted code calls before each operator: the native function, or one that does nothing."""
-    native = native_module(device.type)
-    return _begin_nothing if native is None else native.begin_operator
-
-
 def in_region() -> bool:
     """Return True if the calling thread is in a region of any arena."""
     return any(native.in_region() for native in loaded_modules())
@@ -248,10 +242,6 @@ def interrupted() -> Iterator[None]:
     finally:
         for native in natives:
             native.resume()
-
-
-def _begin_nothing(operator: int) -> None:
-    """Stand in for the native function if there is none."""
 
 
 def _require_native(device: torch.device) -> NativeModule:

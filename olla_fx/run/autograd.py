@@ -51,6 +51,7 @@ class Pass:
         self._note_backward = note_backward
         self._kept: Any = []
         self._watched = _NOTHING_WATCHED
+        self._is_repeated = False
         self.wanted = self._captured.wanted
         self._edges = GradientEdges(self.differentiable())
 
@@ -114,7 +115,8 @@ class Pass:
             gradients = Gradients(run.step, self._values, tangents)
             if not creates_graph:
                 gradients.accumulate_directly()
-            run.gradients = gradients.suited_to_buffer()
+            if not self._is_repeated:  # later ones add to what the first has made
+                run.gradients = gradients.suited_to_buffer()
             run.leave_gradients(gradients.taken.left)
             run.run_phase(1, [*self._values, *fitting, kept, gradients.taken], last=not again)
         except BaseException:
@@ -129,6 +131,7 @@ class Pass:
         if again:
             # A recomputation may have updated buffers.
             self._watched.refresh()
+            self._is_repeated = True
         else:
             if gradients.taken.cut_edges():
                 self._edges.forget()

@@ -18,9 +18,8 @@ with warnings.catch_warnings(record=True) as caught:
     availability = [arena.available() for _ in range(3)]
 for warning in caught:
     print("WARNING", warning.category.__name__, warning.message)
-print(availability, arena.build_seconds() is not None, callable(arena.begin_operator_function()))
+print(availability, arena.build_seconds() is not None, arena.native_module() is not None)
 if not availability[0]:
-    arena.begin_operator_function()(3)
     with arena.interrupted():
         pass
     try:

@@ -13,7 +13,6 @@ from olla_fx.arena import (
     Buffer,
     PlannedRequest,
     RunCounts,
-    begin_operator_function,
     in_region,
     interrupted,
 )
@@ -125,7 +124,7 @@ def test_interruptions_nest_and_hide_requests() -> None:
     with arena.region(record=True):
         arena.begin_operator(0)
         with interrupted(), interrupted():
-            begin_operator_function()(1)
+            arena.begin_operator(1)
             hidden = floats(100)
         with interrupted():
             also_hidden = floats(100)
@@ -280,4 +279,4 @@ def test_a_buffer_beyond_all_memory_is_a_memory_error() -> None:
 
 def test_begin_operator_refuses_what_is_no_number() -> None:
     with pytest.raises(TypeError):
-        begin_operator_function()("seventeen")  # type: ignore[arg-type]
+        Arena(Buffer(0), 0, []).begin_operator("seventeen")  # type: ignore[arg-type]
