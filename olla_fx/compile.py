@@ -11,19 +11,21 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from olla_fx import arena, disk_cache, torch_compat
 from olla_fx.arena import Binding
 from olla_fx.capture import CapturedStep, Role, StepRequest, capture
 from olla_fx.dataflow import Dataflow, GradientsInBuffer, arrays_of_results, build_dataflow
 from olla_fx.emit import EmittedStep, Handover, emit
+from olla_fx.fx_graph import forward_backward_boundary
 from olla_fx.passes import run_passes
 from olla_fx.progress import Progress
 from olla_fx.step_plan import Plan
 from olla_fx.time_limit import TimeLimit
+from olla_solvers.pauses import held_at
 from olla_solvers.planner import make_plan
-from olla_solvers.problem import Problem
+from olla_solvers.problem import Offset, Problem
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,17 @@ class CompiledStep:
     plan: Plan
     binding: Binding
     emitted: EmittedStep
+
+    def operator_of(self, marker: object) -> str | None:
+        """Return the operator that stands for a marker in the graph; None if there is none."""
+        operators = zip(self.dataflow.operators, self.plan.problem.operators, strict=True)
+        return next((operator.name for node, operator in operators if node.target is marker), None)
+
+    @cached_property
+    def held_while_waiting(self) -> tuple[Offset, Offset]:
+        """The addresses between which everything lies that is alive at the forward/backward boundary."""
+        boundary = self.operator_of(forward_backward_boundary)
+        return (0, 0) if boundary is None else held_at(self.plan.problem, self.plan.memory, boundary)
 
 
 def compile_step(request: CompileRequest) -> tuple[CompiledStep, CompiledStep | None]:

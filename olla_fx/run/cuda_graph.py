@@ -113,6 +113,8 @@ class GraphedStep:
             executor: runs it without a graph.
         """
         self._executor = executor
+        # A replay writes to the addresses that were captured, whatever is there.
+        executor.runs_alone = True
         self._device = captured.device
         inputs = list(enumerate(captured.inputs))
         self._numbers = [index for index, value in inputs if value.spec is None]

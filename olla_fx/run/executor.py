@@ -17,7 +17,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -34,10 +33,9 @@ from olla_fx.arena import (
 )
 from olla_fx.compile import CompiledStep, CompileRequest, plan_captured
 from olla_fx.dataflow import GradientsInBuffer, build_dataflow
-from olla_fx.errors import BufferMemoryError
-from olla_fx.report import format_bytes
+from olla_fx.run.memory_errors import buffer_does_not_fit
 from olla_fx.run.persistent import allocate_library_workspaces
-from olla_fx.run.pool import Lease, Range, Way, pool_of
+from olla_fx.run.pool import Lease, Way, pool_of
 from olla_fx.run.recording import (
     RecordingInterpreter,
     StepRecord,
@@ -45,7 +43,7 @@ from olla_fx.run.recording import (
     problem_with_workspaces,
     read_recording,
 )
-from olla_fx.run.waiting import gathered, held_while_waiting
+from olla_fx.run.waiting import gathered
 from olla_fx.time_limit import TimeLimit
 from olla_solvers.effort.freed_memory import return_freed_memory
 
@@ -65,6 +63,7 @@ class Executor:
     Attributes:
         step: the compiled step in force.
         leaves_stuck_gradients: True if gradients that a run had left in the buffer could not be moved.
+        runs_alone: True if no other plan's run may have a part of the buffer meanwhile.
         tell_stuck: :meth:`note_stuck`, for the buffer to call.
     """
 
@@ -97,11 +96,10 @@ class Executor:
         self.step = step
         self._counts: list[RunCounts] = []
         self._outside_log: tuple[Sequence[tuple[int, int, int]], Sequence[str]] = (), ()
-        self.leaves_stuck_gradients = False
+        self.leaves_stuck_gradients = self.runs_alone = False
         self.tell_stuck = weakref.WeakMethod(self.note_stuck)
         self._is_new = True
         self._is_gathered = False
-        self._held: tuple[CompiledStep, Range] | None = None
         self._pool.want(self, step.plan.buffer_bytes)
 
     def planned_for(self, gradients: GradientsInBuffer, limit: TimeLimit) -> Executor:
@@ -197,12 +195,6 @@ class Executor:
         self._requests = planned_requests(step.plan.problem, step.plan.memory, record)
         self._pool.want(self, step.plan.buffer_bytes)
 
-    def held_range(self, step: CompiledStep) -> Range:
-        """Return what a run of a step in force holds while it waits for its backward."""
-        if self._held is None or self._held[0] is not step:
-            self._held = step, held_while_waiting(step)
-        return self._held[1]
-
     def _arena(self, lease: Lease) -> Arena:
         if self._requests is None:
             # What the operators request is not known yet: all of it is the stock allocator's to serve.
@@ -211,10 +203,13 @@ class Executor:
         order, requests = self.step.plan.order, self._requests
         try:
             return lease.arena(
-                self._pool, self, lambda buffer, base: Arena(buffer, len(order), requests, base)
+                self._pool,
+                self,
+                lambda buffer, base: Arena(buffer, len(order), requests, base),
+                alone=self.runs_alone,
             )
         except MemoryError as error:
-            raise self._too_large() from error
+            raise buffer_does_not_fit(self.step) from error
 
     @property
     def is_settled(self) -> bool:
@@ -228,25 +223,6 @@ class Executor:
             BufferMemoryError: if the device has not enough memory for the buffer.
         """
         return arena is self._arena(lease)
-
-    def _too_large(self) -> BufferMemoryError:
-        device, plan = self.step.captured.device, self.step.plan
-        text = (
-            f"the buffer of this step does not fit on {device}: planned are "
-            f"{format_bytes(plan.buffer_bytes)}, beside {format_bytes(plan.static_bytes)} of parameters, "
-            "state and inputs"
-        )
-        if device.type == "cuda":
-            free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-            cached_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-            text += (
-                f"; free are {format_bytes(free_bytes)} of {format_bytes(total_bytes)}, and "
-                f"{format_bytes(cached_bytes)} in torch's cache. A buffer of at most "
-                f"{format_bytes(free_bytes + cached_bytes)} would fit"
-            )
-        return BufferMemoryError(
-            f"{text}. Take a smaller batch, or accumulation_steps of a whole training step"
-        )
 
     def end(self, run: Run, *, again: bool) -> None:
         """Take over what a complete run in the buffer has shown.
@@ -363,8 +339,9 @@ class Run:
             raise
         if last:
             self.release()
-        elif index == 0 and self._lease is not None:
-            self._lease.wait(partial(self._executor.held_range, self.step) if self.arena else _hold_nothing)
+        elif self._lease is not None:
+            # The pool must not hold on to the run, which ends when its caller drops it.
+            self._lease.wait(functools.partial(_held_range, None if self.arena is None else self.step))
         return results
 
     def _run(self, index: int, arguments: Sequence[Any]) -> Any:
@@ -414,5 +391,6 @@ class Run:
             self._lease.release()
 
 
-def _hold_nothing() -> Range:
-    return 0, 0
+def _held_range(step: CompiledStep | None) -> tuple[int, int]:
+    """Return what a run holds while it waits for its next phase; None for one on the stock allocator."""
+    return (0, 0) if step is None else step.held_while_waiting

@@ -1,4 +1,4 @@
-"""What a run holds while it waits for its backward, and a placement that leaves the rest in one piece."""
+"""Places a plan's arrays so that other plans can run in the rest of its buffer while it waits."""
 
 from __future__ import annotations
 
@@ -6,17 +6,10 @@ from dataclasses import replace
 
 from olla_fx.compile import CompiledStep
 from olla_fx.fx_graph import end_of_backward, forward_backward_boundary
-from olla_solvers.pauses import held_at, place_at_ends
-from olla_solvers.problem import Offset
+from olla_solvers.pauses import place_at_ends
 
 WASTE = 0.01
 """So much larger may a buffer be if other plans can run in it meanwhile."""
-
-
-def held_while_waiting(step: CompiledStep) -> tuple[Offset, Offset]:
-    """Return the addresses between which everything lies that is alive at the forward/backward boundary."""
-    boundary = _operator(step, forward_backward_boundary)
-    return (0, 0) if boundary is None else held_at(step.plan.problem, step.plan.memory, boundary)
 
 
 def gathered(step: CompiledStep) -> CompiledStep | None:
@@ -28,16 +21,11 @@ def gathered(step: CompiledStep) -> CompiledStep | None:
     Returns:
         The step with other offsets; None if there is nothing to gather, or it would cost too much.
     """
-    boundary = _operator(step, forward_backward_boundary)
-    end = _operator(step, end_of_backward) if step.dataflow.gradients.kept else None
+    boundary = step.operator_of(forward_backward_boundary)
+    end = step.operator_of(end_of_backward) if step.dataflow.gradients.kept else None
     memory = step.plan.memory
     most_bytes = int((1 + WASTE) * memory.buffer_bytes)
     moved = place_at_ends(step.plan.problem, memory, boundary, end, most_bytes)
     if moved is None:
         return None
     return replace(step, plan=replace(step.plan, memory=moved), emitted=step.emitted.with_offsets(moved))
-
-
-def _operator(step: CompiledStep, target: object) -> str | None:
-    operators = zip(step.dataflow.operators, step.plan.problem.operators, strict=True)
-    return next((operator.name for node, operator in operators if node.target is target), None)

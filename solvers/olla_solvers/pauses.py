@@ -10,6 +10,7 @@ around them no higher, or hardly, that is the plan.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -73,7 +74,7 @@ def place_at_ends(
     spans, _ = _placed(problem, plan)
     low = [] if pause is None else _alive_at(spans, plan.order.index(pause))
     high = [] if end is None else [i for i in _alive_at(spans, plan.order.index(end)) if i not in set(low)]
-    for given in _stacked(spans, low, high, most_bytes):
+    for given in _stacked(spans, low, high, sorted({min(plan.buffer_bytes, most_bytes), most_bytes})):
         if given_collision(given) is not None:
             continue
         candidate = best_of_heuristics(given, most_bytes)
@@ -116,22 +117,24 @@ def _alive_at(spans: Sequence[Span], at: Timestep) -> list[int]:
 
 
 def _stacked(
-    spans: Sequence[Span], low: Sequence[int], high: Sequence[int], most_bytes: Bytes
+    spans: Sequence[Span], low: Sequence[int], high: Sequence[int], heights: Sequence[Bytes]
 ) -> Iterator[list[Span]]:
-    """Yield the spans with offsets of both stacks, then of one alone, in the sequences to try."""
+    """Yield the spans with offsets of both stacks, then of one alone, in the sequences and heights to try."""
     keys: tuple[Key, ...] = (last_to_die, first_born)
     pairs: list[tuple[Key | None, Key | None]] = [(key, key) for key in keys] if low and high else []
-    pairs += [(key, None) for key in keys if low] + [(None, key) for key in keys if high]
-    for low_key, high_key in pairs:
-        given = list(spans)
-        offset = 0
-        for i in [] if low_key is None else sorted(low, key=lambda i: low_key(spans[i])):
-            offset = -(-offset // spans[i].alignment) * spans[i].alignment
-            given[i] = replace(spans[i], offset=offset)
-            offset += spans[i].size_bytes
-        offset = most_bytes
-        for i in [] if high_key is None else sorted(high, key=lambda i: high_key(spans[i])):
-            offset = (offset - spans[i].size_bytes) // spans[i].alignment * spans[i].alignment
-            given[i] = replace(spans[i], offset=offset)
-        if offset >= 0:
-            yield given
+    one: list[tuple[Key | None, Key | None]] = [(key, None) for key in keys if low]
+    one += [(None, key) for key in keys if high]
+    for candidates in (pairs, one):
+        for height, (low_key, high_key) in itertools.product(heights, candidates):
+            given = list(spans)
+            offset = 0
+            for i in [] if low_key is None else sorted(low, key=lambda i: low_key(spans[i])):
+                offset = -(-offset // spans[i].alignment) * spans[i].alignment
+                given[i] = replace(spans[i], offset=offset)
+                offset += spans[i].size_bytes
+            offset = height
+            for i in [] if high_key is None else sorted(high, key=lambda i: high_key(spans[i])):
+                offset = (offset - spans[i].size_bytes) // spans[i].alignment * spans[i].alignment
+                given[i] = replace(spans[i], offset=offset)
+            if offset >= 0:
+                yield given

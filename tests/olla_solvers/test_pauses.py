@@ -75,9 +75,8 @@ def test_both_stacks_of_a_forward_and_its_backward():
     assert high - low == sum(sizes)
     assert high == moved.buffer_bytes == plan.buffer_bytes
     assert moved.provenance.place_proved_by == plan.provenance.place_proved_by
-    higher = place_at_ends(problem, plan, "pause", "end", plan.buffer_bytes + 640)
-    assert held_at(problem, higher, "end")[1] == higher.buffer_bytes == plan.buffer_bytes + 640
-    assert higher.provenance.place_proved_by is None
+    # Not larger than needed, if it might be.
+    assert place_at_ends(problem, plan, "pause", "end", plan.buffer_bytes + 640) == moved
 
 
 def test_nothing_to_gather():

@@ -6,7 +6,7 @@ import enum
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from olla_fx.run.pool.segment import Range, Segment
 
@@ -14,13 +14,9 @@ from olla_fx.run.pool.segment import Range, Segment
 class Way(enum.Enum):
     """What a run that goes on after it has waited finds in its place."""
 
-    FREE = "free"
-    TAKEN = "something that another run holds, so that not all requests can be served there"
-    BUSY = "another thread's run in the same buffer, which can serve only one"
-
-
-HeldRange: TypeAlias = Callable[[], Range]
-"""Returns the part of a claim that is held while its run waits."""
+    FREE = "nothing: all requests are served there"
+    TAKEN = "what another run holds or has left: requests that meet it are the stock allocator's"
+    BUSY = "a run under way in the same buffer, which can serve only one: all are the stock allocator's"
 
 
 class Claim:
@@ -31,10 +27,11 @@ class Claim:
         segment: where it runs; None for a run on the stock allocator.
         base: the address, from the segment's first, from which it runs.
         end: that of the first byte behind what its plan needs.
-        held: the part from ``base`` on that it holds while it waits; None unless it waits.
+        held_range: returns the part that it holds, counted from ``base``, while it waits; else None.
+        thread: whose run it is.
     """
 
-    __slots__ = "__weakref__", "_thread", "base", "end", "held", "plan_owner", "segment"
+    __slots__ = "__weakref__", "base", "end", "held_range", "plan_owner", "segment", "thread"
 
     def __init__(
         self, plan_owner: object, segment: Segment | None = None, base: int = 0, end: int = 0
@@ -43,19 +40,19 @@ class Claim:
         self.plan_owner: weakref.ref[Any] = weakref.ref(plan_owner)
         self.segment = segment
         self.base, self.end = base, end
-        self.held: HeldRange | None = None
-        self._thread = threading.get_ident()
+        self.held_range: Callable[[], Range] | None = None
+        self.thread = threading.get_ident()
 
     @property
     def lets_others_run(self) -> bool:
         """True if it waits for the calling thread, whose other runs can use what it does not hold."""
-        return self.held is not None and self._thread == threading.get_ident()
+        return self.held_range is not None and self.thread == threading.get_ident()
 
     @property
     def range(self) -> Range:
         """The addresses that it holds, from the segment's first."""
-        held = self.held
-        if held is None:
+        held_range = self.held_range
+        if held_range is None:
             return self.base, self.end
-        low, high = held()
+        low, high = held_range()
         return self.base + low, self.base + high

@@ -10,7 +10,8 @@ from typing import Any
 from olla_fx import arena
 from olla_fx.arena import LeftGradients
 from olla_fx.run.pool.buffer_pool import BufferPool
-from olla_fx.run.pool.claim import Claim, HeldRange, Way
+from olla_fx.run.pool.claim import Claim, Way
+from olla_fx.run.pool.segment import Range
 
 MOST_ARENAS = 4
 """Places in a segment at which a plan keeps an arena ready."""
@@ -57,7 +58,12 @@ class Lease:
         self._pool, self._claim = pool, pool.attend(plan_owner)
 
     def arena(
-        self, pool: BufferPool, plan_owner: object, make: Callable[[arena.Buffer, int], arena.Arena]
+        self,
+        pool: BufferPool,
+        plan_owner: object,
+        make: Callable[[arena.Buffer, int], arena.Arena],
+        *,
+        alone: bool = False,
     ) -> arena.Arena:
         """Return the arena that serves an owner's plan, in a part of a segment that is held from now on.
 
@@ -65,15 +71,16 @@ class Lease:
             pool: of the device.
             plan_owner: the caller of the pool's ``want``; its arena is made anew after that call.
             make: puts the plan's requests into a buffer, from an address on.
+            alone: True if no other run may have a part of the segment meanwhile.
 
         Raises:
             MemoryError: if the device has not enough memory.
         """
         if self._lender is not None:
-            return self._lender.arena(pool, plan_owner, make)
+            return self._lender.arena(pool, plan_owner, make, alone=alone)
         if self._claim is None or not pool.fits(self._claim, plan_owner):
             self._give_back()
-            self._pool, self._claim = pool, pool.claim(plan_owner)
+            self._pool, self._claim = pool, pool.claim(plan_owner, alone=alone)
         segment, base = self._claim.segment, self._claim.base
         if segment is None or segment.buffer is None:
             raise RuntimeError("a segment was freed while a run held it")
@@ -85,10 +92,10 @@ class Lease:
             served_by = arenas[base] = make(segment.buffer, base)
         return served_by
 
-    def wait(self, held: HeldRange) -> None:
+    def wait(self, held_range: Callable[[], Range]) -> None:
         """Note that the run waits for its caller; see :meth:`BufferPool.wait`."""
         if self._claim is not None and self._pool is not None:
-            self._pool.wait(self._claim, held)
+            self._pool.wait(self._claim, held_range)
 
     def resume(self) -> Way:
         """Note that the run goes on; see :meth:`BufferPool.resume`."""
@@ -96,8 +103,9 @@ class Lease:
 
     def leave_gradients(self, gradients: LeftGradients, tell_stuck: weakref.WeakMethod[Any]) -> None:
         """Say what the run will leave in the segment when it is given back; see :class:`Segment`."""
-        if self._claim is not None and self._claim.segment is not None:
-            self._claim.segment.leave_gradients(gradients, tell_stuck)
+        claim = self._claim
+        if claim is not None and claim.segment is not None:
+            claim.segment.leave_gradients(gradients, claim.plan_owner, claim.thread, tell_stuck)
 
     def lend(self) -> Lease:
         """Return a lease for a run within this one's: it runs in the same segment and gives nothing back."""

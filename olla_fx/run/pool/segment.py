@@ -2,16 +2,17 @@
 
 New gradients become ``.grad`` where they were made, in the buffer: they are the caller's, and gone before the
 next run if the loop clears them first. If they are still there, they are moved to memory of their own; the
-tensor objects stay the same; a run that finds room beside them leaves them there. Views would not follow, so
-a gradient that shares its storage with another tensor stays, and its place is of no use until it is gone; the
+tensor objects stay the same. A run that finds room beside them leaves them there, and no run of another
+thread than the one that left them moves them: that one may be using them. Views would not follow, so a
+gradient that shares its storage with another tensor stays, and its place is of no use until it is gone; the
 plan that left it there is told, and leaves none any more.
 """
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -33,7 +34,6 @@ class Segment:
         is_untidy: True if it is too large, or some of these plans have another colour.
         buffer_bytes: its size.
         arenas: serve the plans whose last run was here, by owner and by the address from which they run.
-        last_owner: whose run began here last.
     """
 
     def __init__(self, buffer: arena.Buffer) -> None:
@@ -43,11 +43,8 @@ class Segment:
         self.colour: int | None = None
         self.is_too_large = self.is_untidy = False
         self.arenas: weakref.WeakKeyDictionary[Any, dict[int, arena.Arena]] = weakref.WeakKeyDictionary()
-        self.last_owner: weakref.ref[Any] | None = None
         self._device = buffer.device
-        self._left: list[arena.LeftGradients] = []
-        self._tell_stuck: list[weakref.WeakMethod[Any]] = []
-        self._thread: int | None = None
+        self._left: list[_Left] = []
 
     @property
     def outstanding_blocks(self) -> int:
@@ -57,101 +54,131 @@ class Segment:
     @property
     def holds_gradients(self) -> bool:
         """True if gradients that were left in it are alive; those that are gone are forgotten."""
-        self._left = [gradients for gradients in self._left if gradients.any_alive()]
+        self._left = [left for left in self._left if left.gradients.any_alive()]
         return bool(self._left)
-
-    def note_run(self, plan_owner: object) -> None:
-        """Note that the calling thread's run is here."""
-        self._thread = threading.get_ident()
-        self.last_owner = weakref.ref(plan_owner)
 
     @property
     def is_clean(self) -> bool:
         """True if no block in it is alive but gradients; an error's traceback may keep some."""
-        return self.outstanding_blocks <= len(self._gradients_alive())
+        blocks = self.outstanding_blocks
+        return not blocks or blocks <= len(self._gradients())
 
-    def room_for(self, needed_bytes: int, held: Iterable[Range], *, beside_gradients: bool) -> int | None:
+    def room_for(self, needed_bytes: int, held: Iterable[Range], moved_by: int | None = None) -> int | None:
         """Return the lowest address, from the buffer's first, at which so many bytes are free.
 
         Args:
             needed_bytes: in one piece.
             held: what runs hold.
-            beside_gradients: True if gradients that were left stay where they are.
+            moved_by: a thread that can move gradients away; None if they stay where they are.
 
         Returns:
             None if there is no such room.
         """
         alignment_bytes = alignment_of(self._device)
-        taken = sorted([*held, *(self._gradient_ranges() if beside_gradients else ())])
+        staying = [
+            place
+            for left, _, place in self._gradients()
+            if moved_by is None or left.is_stuck or left.thread != moved_by
+        ]
         start = 0
-        for low, high in taken:
+        for low, high in sorted([*held, *staying]):
             if start + needed_bytes <= low:
                 break
             start = max(start, -(-high // alignment_bytes) * alignment_bytes)
         return start if start + needed_bytes <= self.buffer_bytes else None
 
-    def _gradients_alive(self) -> list[torch.Tensor]:
-        if not self.holds_gradients:
-            return []
-        return [gradient for gradients in self._left for gradient in gradients.alive()]
+    def owners_of_gradients(self, within: Range) -> list[Any]:
+        """Return whose plans have left gradients at some addresses; None for an owner that is gone."""
+        return [left.plan_owner() for left, _, place in self._gradients() if _meet(place, within)]
 
-    def _gradient_ranges(self) -> list[Range]:
-        if self.buffer is None:
-            return []
-        first = self.buffer.address
-        starts = [(gradient.data_ptr() - first, gradient.nbytes) for gradient in self._gradients_alive()]
-        return [(start, start + size) for start, size in starts if 0 <= start < self.buffer_bytes]
-
-    def leave_gradients(self, gradients: arena.LeftGradients, tell_stuck: weakref.WeakMethod[Any]) -> None:
+    def leave_gradients(
+        self,
+        gradients: arena.LeftGradients,
+        plan_owner: weakref.ref[Any],
+        thread: int,
+        tell_stuck: weakref.WeakMethod[Any],
+    ) -> None:
         """Note what a run leaves in here.
 
         Args:
             gradients: complete when the run is over.
+            plan_owner: whose plan runs.
+            thread: whose run it is; no other moves them, since it may be using them.
             tell_stuck: called if some of them cannot be moved.
         """
-        self._left.append(gradients)
-        self._tell_stuck.append(tell_stuck)
+        self._left.append(_Left(gradients, plan_owner, thread, tell_stuck))
 
-    def vacate(self, within: Range | None = None) -> None:
-        """Move gradients that lie in here to memory of their own, unless another thread may be using them.
+    def vacate(self, thread: int, within: Range | None = None, but_of: object = None) -> None:
+        """Move gradients that a thread's runs have left in here to memory of their own.
 
         Args:
+            thread: the one that asks, or waits for what asks.
             within: only those that lie at these addresses, from the buffer's first; None for all.
+            but_of: an owner whose own ones stay.
         """
-        if self._thread != threading.get_ident() or not self.holds_gradients:
+        if not self.holds_gradients:
             return
-        with torch.inference_mode(False), torch.no_grad():
-            moved = [self._move(left, within) for left in self._left]
-        if any(is_stuck for is_stuck, _ in moved):
-            for reference in self._tell_stuck:
-                tell = reference()
+        for left in self._left:
+            if left.thread == thread and (but_of is None or left.plan_owner() is not but_of):
+                with torch.inference_mode(False), torch.no_grad():
+                    self._move(left, within)
+                tell = left.tell_stuck() if left.is_stuck else None
                 if tell is not None:
                     tell()
-        if not any(is_staying for _, is_staying in moved):
-            self._tell_stuck = []
 
-    def _move(self, left: arena.LeftGradients, within: Range | None) -> tuple[bool, bool]:
-        """Move gradients out of the buffer, or of a part of it; tell if some cannot be moved, or need not."""
-        first = 0 if self.buffer is None else self.buffer.address
-        waiting, staying, stuck = left.take(), [], []
+    def _move(self, left: _Left, within: Range | None) -> None:
+        """Move gradients out of the buffer, or of a part of it, but those that share their storage."""
+        waiting, staying = left.gradients.take(), []
         try:
             while waiting:
-                gradient = waiting[-1]
-                if self.buffer is not None and not self.buffer.contains(gradient.data_ptr()):
-                    pass
-                elif within is not None and not _meets(gradient, first, within):
-                    staying.append(gradient)
-                elif arena.shares_storage(gradient):
-                    stuck.append(gradient)
-                else:
-                    gradient.data = gradient.clone()
+                place = self._place_of(waiting[-1])
+                if place is not None and (within is None or _meet(place, within)):
+                    if arena.shares_storage(waiting[-1]):
+                        left.is_stuck = True
+                        staying.append(waiting[-1])
+                    else:
+                        waiting[-1].data = waiting[-1].clone()
+                elif place is not None:
+                    staying.append(waiting[-1])
                 waiting.pop()
         finally:
-            for gradient in waiting + staying + stuck:
-                left.put_back(gradient)
-        return bool(stuck), bool(staying)
+            # An interrupt leaves some that were not looked at.
+            for gradient in waiting + staying:
+                left.gradients.put_back(gradient)
+
+    def _gradients(self) -> list[tuple[_Left, torch.Tensor, Range]]:
+        """Return the gradients that are alive in here, with where they lie."""
+        if not self._left or not self.holds_gradients:
+            return []
+        return [
+            (left, gradient, place)
+            for left in self._left
+            for gradient in left.gradients.alive()
+            if (place := self._place_of(gradient)) is not None
+        ]
+
+    def _place_of(self, gradient: torch.Tensor) -> Range | None:
+        """Return where a gradient lies, from the buffer's first address; None if that is elsewhere."""
+        if self.buffer is None:
+            return 0, self.buffer_bytes  # of a buffer that was dropped, for which the gradient alone stands
+        start = gradient.data_ptr() - self.buffer.address
+        return (start, start + gradient.nbytes) if 0 <= start < self.buffer_bytes else None
 
 
-def _meets(gradient: torch.Tensor, first: int, within: Range) -> bool:
-    start = gradient.data_ptr() - first
-    return start < within[1] and within[0] < start + gradient.nbytes
+@dataclass(slots=True)
+class _Left:
+    """What one run has left; see :meth:`Segment.leave_gradients`.
+
+    Attributes:
+        is_stuck: True once some of it could not be moved.
+    """
+
+    gradients: arena.LeftGradients
+    plan_owner: weakref.ref[Any]
+    thread: int
+    tell_stuck: weakref.WeakMethod[Any]
+    is_stuck: bool = False
+
+
+def _meet(one: Range, other: Range) -> bool:
+    return one[0] < other[1] and other[0] < one[1]

@@ -117,7 +117,7 @@ def test_one_lease_for_several_plans(buffers):
     small, large = Owner(1024), Owner(8192)
     lease = Turn().lease(wait=False)
     for owner in (small, large) * 2:
-        assert table(owner, lease).buffer.buffer_bytes >= pool()._wanted[owner]
+        assert table(owner, lease).buffer.buffer_bytes >= pool()._sharing.wanted[owner]
     lent = lease.lend()
     assert table(large, lent) is table(large, lease)
     lent.release()
@@ -191,7 +191,7 @@ def test_random_runs_hold_what_they_claimed(buffers):
         else:
             lease = hold(owners[index])
             buffer = table(owners[index], lease).buffer
-            assert buffer.buffer_bytes >= pool()._wanted[owners[index]]
+            assert buffer.buffer_bytes >= pool()._sharing.wanted[owners[index]]
             assert buffer.address not in [address for _, address in held.values()]
             held[index] = lease, buffer.address
     lease = buffer = None
@@ -266,4 +266,44 @@ def test_a_run_of_another_thread_does_not_share_with_one_that_waits(buffers):
     thread.start()
     thread.join()
     assert buffers.sizes() == [2048, 4096]
+    lease.release()
+
+
+def test_a_segment_shrinks_when_the_plan_that_waited_is_gone(buffers):
+    outer, inner = Owner(1 << 20), Owner(4096)
+    for _ in range(3):
+        lease = hold(outer)
+        lease.wait(lambda: (0, 1 << 20))
+        run_alone(inner)
+        lease.resume()
+        lease.release()
+    assert buffers.sizes() == [(1 << 20) + 4096]
+    del outer
+    run_alone(inner)
+    assert buffers.sizes() == [4096]
+
+
+def test_many_plans_that_wait_settle_at_once(buffers):
+    owners = [Owner(4096) for _ in range(20)]
+    for _ in range(3):
+        leases = []
+        for owner in owners:
+            leases.append(hold(owner))
+            leases[-1].wait(lambda: (0, 1024))
+        for lease in reversed(leases):
+            lease.resume()
+            lease.release()
+    assert buffers.sizes() == [19 * 1024 + 4096]
+    # The first time one each, and then one for all.
+    assert buffers.made == 21
+
+
+def test_a_run_that_wants_to_be_alone_shares_with_none_that_waits(buffers):
+    outer, graphed = Owner(4096), Owner(1024)
+    lease = hold(outer)
+    lease.wait(lambda: (0, 512))
+    other = Turn().lease(wait=False)
+    alone = other.arena(pool(), graphed, lambda buffer, base: arena.Arena(buffer, 0, [], base), alone=True)
+    assert alone.buffer.address != table(outer, lease).buffer.address
+    other.release()
     lease.release()

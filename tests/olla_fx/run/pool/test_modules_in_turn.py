@@ -4,11 +4,13 @@ import copy
 import gc
 import threading
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import olla_fx
+from olla_fx.run.pool import pool_of
 from tests.olla_fx.comparisons import assert_close, assert_same, assert_same_models
 from tests.olla_fx.harness import OwnLoop, WholeStep, assert_served
 from tests.olla_fx.helpers import MOMENTUM, SmallNet, images, mlp, sgd, vectors
@@ -239,3 +241,66 @@ def test_two_modules_in_two_threads(buffers):
         assert_served(pair.step)
         assert pair.step.stats.stock_runs == 0
     assert sum(buffers.sizes()) <= sum(pair.step.plan.buffer_bytes for pair in pairs)
+
+
+def test_another_thread_leaves_gradients_where_they_are(buffers):
+    """The thread that left them may be using them: the caller's optimizer, or what clips them."""
+    student = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64))
+    teachers = [
+        nn.Sequential(nn.Linear(16, width), nn.Tanh(), nn.Linear(width, 16)).eval() for width in (8, 900)
+    ]
+    x, y = torch.randn(32, 64), torch.randn(64, 16)
+    planned = olla_fx.optimize(student, x, solver="none", fallback="raise")
+    inferring = [olla_fx.optimize(model, y, solver="none", fallback="raise") for model in teachers]
+
+    def infer():
+        with torch.no_grad():
+            for model, module in zip(teachers, inferring, strict=True):
+                assert_same(model(y), module(y), "inference")
+
+    for _ in range(4):
+        student.zero_grad()
+        planned(x).square().mean().backward()
+        infer()
+    student.zero_grad()
+    planned(x).square().mean().backward()
+    addresses = [parameter.grad.data_ptr() for parameter in student.parameters()]
+    for _ in range(3):
+        thread = threading.Thread(target=infer)
+        thread.start()
+        thread.join()
+    assert [parameter.grad.data_ptr() for parameter in student.parameters()] == addresses
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_module_behind_another(buffers, again):
+    """The second one's gradients lie where the first one's backward runs: they go, nobody is disturbed."""
+    models = [nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)]) for _ in range(2)]
+    eager = copy.deepcopy(models)
+    x = torch.randn(64, 64)
+    first, second = (olla_fx.optimize(model, x, solver="none", fallback="raise") for model in models)
+    for turn in range(12):
+        for called in (eager, (first, second)):
+            for model in called:
+                model.zero_grad()
+            loss = called[1](called[0](x)).square().mean()
+            if again:
+                loss.backward(retain_graph=True)
+            loss.backward()
+        for theirs, ours in zip(eager, models, strict=True):
+            pairs = zip(theirs.parameters(), ours.parameters(), strict=True)
+            assert_same(*zip(*((one.grad, other.grad) for one, other in pairs), strict=True), "gradients")
+        if turn > 5:
+            for module in (first, second):
+                assert module.stats.counts.served > 0
+                assert again or module.stats.counts.outside == 0
+    for module in (first, second):
+        assert module._plans.current.executor._recordings <= 1
+    assert sum(buffers.sizes()) <= first.plan.buffer_bytes + second.plan.buffer_bytes
+
+
+def test_what_is_kept_of_a_run_is_forgotten(buffers):
+    pair = OwnLoop(mlp(), vectors(1)[0][0]).run(vectors(8))
+    (segment,) = pool_of(torch.device("cpu"))._segments
+    assert len(segment._left) <= 2
+    pair.assert_served()
