@@ -119,6 +119,7 @@ class BufferPool:
 
     def release(self, claim: Claim) -> None:
         """End a claim; may be called at any moment, by the garbage collector, too."""
+        claim.is_over = True
         self._claims.discard(claim)
         if claim.segment is not None and claim.segment.is_untidy:
             self._tidy()

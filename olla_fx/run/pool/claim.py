@@ -28,10 +28,11 @@ class Claim:
         base: the address, from the segment's first, from which it runs.
         end: that of the first byte behind what its plan needs.
         held_range: returns the part that it holds, counted from ``base``, while it waits; else None.
+        is_over: True once the run is.
         thread: whose run it is.
     """
 
-    __slots__ = "__weakref__", "base", "end", "held_range", "plan_owner", "segment", "thread"
+    __slots__ = "__weakref__", "base", "end", "held_range", "is_over", "plan_owner", "segment", "thread"
 
     def __init__(
         self, plan_owner: object, segment: Segment | None = None, base: int = 0, end: int = 0
@@ -41,6 +42,7 @@ class Claim:
         self.segment = segment
         self.base, self.end = base, end
         self.held_range: Callable[[], Range] | None = None
+        self.is_over = False
         self.thread = threading.get_ident()
 
     @property

@@ -105,7 +105,7 @@ class Lease:
         """Say what the run will leave in the segment when it is given back; see :class:`Segment`."""
         claim = self._claim
         if claim is not None and claim.segment is not None:
-            claim.segment.leave_gradients(gradients, claim.plan_owner, claim.thread, tell_stuck)
+            claim.segment.leave_gradients(gradients, claim, tell_stuck)
 
     def lend(self) -> Lease:
         """Return a lease for a run within this one's: it runs in the same segment and gives nothing back."""

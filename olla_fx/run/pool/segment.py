@@ -13,12 +13,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from olla_fx import arena
 from olla_fx.alignment import alignment_of
+
+if TYPE_CHECKING:
+    from olla_fx.run.pool.claim import Claim
 
 Range: TypeAlias = tuple[int, int]
 """Addresses from a buffer's first one, half open."""
@@ -54,7 +57,7 @@ class Segment:
     @property
     def holds_gradients(self) -> bool:
         """True if gradients that were left in it are alive; those that are gone are forgotten."""
-        self._left = [left for left in self._left if left.gradients.any_alive()]
+        self._left = [left for left in self._left if not left.claim.is_over or left.gradients.any_alive()]
         return bool(self._left)
 
     @property
@@ -78,7 +81,7 @@ class Segment:
         staying = [
             place
             for left, _, place in self._gradients()
-            if moved_by is None or left.is_stuck or left.thread != moved_by
+            if moved_by is None or left.is_stuck or left.claim.thread != moved_by
         ]
         start = 0
         for low, high in sorted([*held, *staying]):
@@ -89,24 +92,19 @@ class Segment:
 
     def owners_of_gradients(self, within: Range) -> list[Any]:
         """Return whose plans have left gradients at some addresses; None for an owner that is gone."""
-        return [left.plan_owner() for left, _, place in self._gradients() if _meet(place, within)]
+        return [left.claim.plan_owner() for left, _, place in self._gradients() if _meet(place, within)]
 
     def leave_gradients(
-        self,
-        gradients: arena.LeftGradients,
-        plan_owner: weakref.ref[Any],
-        thread: int,
-        tell_stuck: weakref.WeakMethod[Any],
+        self, gradients: arena.LeftGradients, claim: Claim, tell_stuck: weakref.WeakMethod[Any]
     ) -> None:
         """Note what a run leaves in here.
 
         Args:
             gradients: complete when the run is over.
-            plan_owner: whose plan runs.
-            thread: whose run it is; no other moves them, since it may be using them.
+            claim: the run's. No run of another thread moves them, since that one may be using them.
             tell_stuck: called if some of them cannot be moved.
         """
-        self._left.append(_Left(gradients, plan_owner, thread, tell_stuck))
+        self._left.append(_Left(gradients, claim, tell_stuck))
 
     def vacate(self, thread: int, within: Range | None = None, but_of: object = None) -> None:
         """Move gradients that a thread's runs have left in here to memory of their own.
@@ -119,7 +117,7 @@ class Segment:
         if not self.holds_gradients:
             return
         for left in self._left:
-            if left.thread == thread and (but_of is None or left.plan_owner() is not but_of):
+            if left.claim.thread == thread and (but_of is None or left.claim.plan_owner() is not but_of):
                 with torch.inference_mode(False), torch.no_grad():
                     self._move(left, within)
                 tell = left.tell_stuck() if left.is_stuck else None
@@ -174,8 +172,7 @@ class _Left:
     """
 
     gradients: arena.LeftGradients
-    plan_owner: weakref.ref[Any]
-    thread: int
+    claim: Claim
     tell_stuck: weakref.WeakMethod[Any]
     is_stuck: bool = False
 
