@@ -63,6 +63,8 @@ def refuse_other_step(
             raise NumberNotLateError((), "another branch is taken by it or beside it", is_lasting=False)
         if captured.family is None:
             raise CaptureError("another branch is taken than by the step before")
+        if not _is_for(captured.family, sizes):
+            _refuse_fixed_sizes(captured.family)
         sizes = _sizes_beside(captured.family)
         binding = captured.reads.late
         pairs = zip(binding.slots, binding.gather(), strict=True)
@@ -95,7 +97,6 @@ def _took_same_branches(captured: CapturedStep, symbols: SymbolRequest, earlier:
     """Return True if the step with symbols would be traced alike for the earlier call."""
     family, binding = captured.family, captured.reads.late
     if family is not None and not _is_for(family, symbols.sizes):
-        _refuse_fixed_sizes(family)
         return False
     numbers = [
         symbols.constants.get(slot.name, number)
@@ -273,16 +274,25 @@ def _constant(graph_module: fx.GraphModule, node: fx.Node) -> str:
 
 
 def _layouts_at(node: fx.Node, resolve: Resolve) -> list[tuple[Any, ...]]:
+    """Return the layouts of a node's tensors; of views alone it counts where in their storage they begin."""
+    is_new = isinstance(node.target, OpOverload) and not node.target.is_view
     layouts = node.meta.get(LAYOUTS)
     if layouts is None:
         leaves = pytree.tree_leaves(node.meta.get("val"))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        return [(tuple(leaf.shape), tuple(leaf.stride()), leaf.storage_offset()) for leaf in tensors]
-    return [
-        (tuple(map(resolve, layout.shape)), tuple(map(resolve, layout.stride)), resolve(layout.offset))
-        for layout in layouts
-        if layout is not None
-    ]
+        described = [(tuple(one.shape), one.stride(), one.storage_offset()) for one in tensors]
+    else:
+        described = [
+            (tuple(map(resolve, one.shape)), tuple(map(resolve, one.stride)), resolve(one.offset))
+            for one in layouts
+            if one is not None
+        ]
+    return [(shape, _steps(shape, steps), None if is_new else first) for shape, steps, first in described]
+
+
+def _steps(shape: Sequence[Any], stride: Sequence[Any]) -> tuple[Any, ...]:
+    """Return strides without those that nobody takes; symbols and numbers may differ in these."""
+    return tuple(None if extent == 1 else step for extent, step in zip(shape, stride, strict=True))
 
 
 def _text(argument: Any, known: Mapping[fx.Node, Any], names: Mapping[fx.Node, str]) -> str:

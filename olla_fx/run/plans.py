@@ -220,20 +220,21 @@ class Plans:
         Raises:
             NumberNotLateError: if numbers cannot be inputs of the graph, and calls may run in eager.
         """
-        present: ChangedCall | None = changed
-        while present is not None:
-            self._changing.note_attempt(present)
-            try:
-                planned = self._with_symbols(new, present, limit)
-            except CaptureError as error:
-                if self._changing.refuse(present, error) and self.falls_back:
-                    raise NumberNotLateError((), str(error)) from error
-                is_for_numbers = present.is_refused_for_numbers(error) and present.varying is not None
-                present = present.with_constants() if is_for_numbers else None
-            else:
-                self._changing.note_success(present)
+        self._changing.note_attempt(changed)
+        try:
+            planned = self._with_symbols(new, changed, limit)
+        except CaptureError as error:
+            if changed.varying is not None and changed.is_refused_for_numbers(error):
+                # Or for sizes: these alone will tell.
+                planned = self._make_with_symbols(new, changed.with_constants(), limit)
+                if planned is not None:
+                    self._changing.refuse(changed, error)
                 return planned
-        return None
+            if self._changing.refuse(changed, error) and self.falls_back:
+                raise NumberNotLateError((), str(error)) from error
+            return None
+        self._changing.note_success(changed)
+        return planned
 
     def _with_symbols(
         self, new: NewCall, changed: ChangedCall, limit: TimeLimit

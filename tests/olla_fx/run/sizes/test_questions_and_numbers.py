@@ -11,7 +11,7 @@ import olla_fx
 from tests.olla_fx.harness import OwnLoop, WholeStep, assert_served, check_inference
 from tests.olla_fx.helpers import ADAMW, MOMENTUM, Written
 from tests.olla_fx.run.models.test_masked_transformers import make as make_transformer
-from tests.olla_fx.run.sizes.models import WORDS, Encoder, texts, vectors, words
+from tests.olla_fx.run.sizes.models import WORDS, Encoder, Unrolled, texts, vectors, words
 
 LENGTHS = (9, 12, 5, 7, 20, 3, 12, 8, 6)
 
@@ -260,3 +260,29 @@ def test_a_loop_whose_inputs_keep_answering_otherwise_is_told():
 
     with pytest.warns(RuntimeWarning, match=r"input 1 → max is \d+, and was .* each answer needs a plan"):
         train()
+
+
+def test_a_number_becomes_an_input_though_sizes_stay_numbers():
+    torch.manual_seed(0)
+    loss_fn = Annealed()
+    pair = WholeStep(Unrolled(), MOMENTUM, texts(4, 6), loss_fn)
+    for length in (6, 9, 6, 9, 6, 9, 6):
+        loss_fn.weight += 0.1
+        pair.train(texts(4, length))
+    pair.compare()
+    assert pair.step.stats.families == 0
+    assert pair.step.stats.cached_plans == 4
+
+
+def test_dimensions_of_one_element():
+    torch.manual_seed(0)
+
+    def forward(self, x):
+        hidden = self.layer(x).unsqueeze(0).transpose(0, 1)
+        return (hidden * torch.arange(5.0)).squeeze(1)
+
+    pair = WholeStep(Written(forward, layer=nn.Linear(12, 5)), MOMENTUM, vectors(4))
+    for batch in (4, 6, 3, 9, 6, 5):
+        pair.train(vectors(batch))
+    pair.compare()
+    assert pair.step.stats.families == 1
