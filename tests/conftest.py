@@ -1,6 +1,16 @@
 import pytest
 import torch
 
+from olla_fx.models import import_torchvision
+
+
+def pytest_configure():
+    """Import torchvision in a way that suits the installed torch, before another package imports it.
+
+    In the process that collects what workers report, too: it imports the packages that warnings are from.
+    """
+    import_torchvision()
+
 
 @pytest.fixture(autouse=True)
 def _no_cached_plans(monkeypatch):
