@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from olla_fx.errors import BackwardError
+from tests.olla_fx.comparisons import assert_same
 from tests.olla_fx.harness import OwnLoop
 from tests.olla_fx.helpers import Written
 
@@ -167,3 +168,33 @@ def test_other_data_between_forward_and_backward_is_refused(changed):
         tensor.data = before
         assert not pair.step.stats.is_busy
         pair.step(x).sum().backward()
+
+
+def _other_data(outputs, model):
+    outputs.data = outputs.data * 2
+
+
+def _data_in_place(outputs, model):
+    outputs.data.mul_(2)
+
+
+def _other_weight(outputs, model):
+    model[0].weight.data = model[0].weight.data * 2
+
+
+@pytest.mark.parametrize("change", [_other_data, _data_in_place, _other_weight])
+@pytest.mark.parametrize("layers", [[nn.Tanh()], [nn.Softmax(1)], [nn.Sigmoid(), nn.Flatten()], [nn.ReLU()]])
+def test_data_of_an_output_that_backward_reads(change, layers):
+    """Where eager goes on with what it has saved, or with what is there now, so does the planned backward."""
+    pair = OwnLoop(nn.Sequential(nn.Linear(6, 6), *layers), torch.ones(4, 6))
+    x = torch.randn(4, 6)
+    for _ in range(4):
+        pair.zero_grad()
+        outcomes = []
+        for called, model in ((pair.eager, pair.eager), (pair.step, pair.model)):
+            outputs = called(x)
+            change(outputs, model)
+            outputs.sum().backward()
+            outcomes.append([parameter.grad.clone() for parameter in model.parameters()])
+        assert_same(*outcomes, "gradients")
+    pair.assert_served()
