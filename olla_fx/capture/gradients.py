@@ -11,7 +11,7 @@ micro-batch is captured and run again and again. The arithmetic is that of an ea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -70,12 +70,12 @@ def share_of_loss(loss: torch.Tensor, count: int) -> torch.Tensor:
     return loss if count == 1 else loss / count
 
 
-def clip(gradients: Mapping[str, torch.Tensor | None], options: Options) -> None:
+def clip(gradients: Iterable[torch.Tensor | None], options: Options) -> None:
     """Clip gradients in place, as ``torch.nn.utils`` does."""
     if options.clip_grad_norm is None and options.clip_grad_value is None:
         return
     holders = []
-    for gradient in gradients.values():
+    for gradient in gradients:
         if gradient is not None:
             holder = torch.empty_like(gradient)
             holder.grad = gradient

@@ -95,7 +95,8 @@ def _refused_types(node: fx.Node) -> set[torch.dtype]:
         return {node.all_input_nodes[1].meta["val"].dtype} - {torch.int64, torch.uint8}
     if node.target not in _ONE_TYPE | _NORMS:
         return set()
-    types = {argument.meta["val"].dtype for argument in node.all_input_nodes}
+    values = (argument.meta["val"] for argument in node.all_input_nodes)
+    types = {value.dtype for value in values if isinstance(value, torch.Tensor)}  # sizes may be nodes, too
     # Norms of short floats may keep their weights in float32.
     is_supported = node.target in _NORMS and torch.float64 not in types and types - {torch.float32} != types
     return types if len(types) > 1 and not is_supported else set()

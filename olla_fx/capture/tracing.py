@@ -437,7 +437,8 @@ class Tracing:
     ) -> None:
         if self.request.optimizer is None:
             raise CaptureError("a training step needs an optimizer")
-        clip(gradients, self.request.options)
+        # In the sequence of ``model.parameters()``, by which a norm is summed up, not in the optimizer's.
+        clip([gradients.get(name) for role, name in values if role is Role.PARAMETER], self.request.options)
         scalars: dict[str, Any] = {}
         for slot in self._layout().scalars:
             scalars[slot.name] = values[Role.SCALAR, slot.name].item()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from torch import fx, nn
@@ -24,19 +25,19 @@ class NativeFunction:
     What a phase keeps for the next is a native object here, whose ``values`` are those of the list.
     """
 
-    def __init__(self, native: NativeModule, writer: _Writer, attributes: Sequence[Any]) -> None:
+    def __init__(self, native: NativeModule, written: _Written, attributes: Sequence[Any]) -> None:
         """Hold a program.
 
         Args:
             native: it was written for.
-            writer: has written it.
+            written: the program.
             attributes: the values of those that the graph reads.
         """
         self._native = native
-        self._writer = writer
+        self._written = written
         self._attributes = tuple(attributes)
-        self._constants = (*attributes, *writer.literals)
-        self._run = writer.program.run
+        self._constants = (*attributes, *written.literals)
+        self._run = written.program.run
 
     def with_attributes(self, numbers: Mapping[str, Any]) -> NativeFunction:
         """Return the same program of other numbers.
@@ -44,19 +45,21 @@ class NativeFunction:
         Args:
             numbers: by the attribute's name.
         """
-        pairs = zip(self._writer.names, self._attributes, strict=True)
-        return NativeFunction(self._native, self._writer, [numbers.get(name, value) for name, value in pairs])
+        pairs = zip(self._written.names, self._attributes, strict=True)
+        return NativeFunction(
+            self._native, self._written, [numbers.get(name, value) for name, value in pairs]
+        )
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the phase."""
-        if self._writer.takes_over:
+        if self._written.takes_over:
             *values, kept, gradients = arguments
             if not isinstance(
                 kept, self._native.Kept
             ):  # a list, of a forward that was interpreted, or copies
                 kept = self._native.Kept(kept)
             return self._run((*values, *self._constants), kept, gradients)
-        if not self._writer.keeps:
+        if not self._written.keeps:
             return self._run((*arguments, *self._constants), None, None)
         kept = self._native.Kept()
         return self._run((*arguments, *self._constants), kept, None), kept
@@ -79,29 +82,37 @@ def native_functions(
     functions = []
     for index, phase in enumerate(phases):
         writer = _Writer(phase.graph, native, begin_operator)
-        writer.write(keeps=index + 1 < len(phases), takes_over=index > 0)
-        attributes = [operator.attrgetter(name)(constants) for name in writer.names]
-        functions.append(NativeFunction(native, writer, attributes))
+        written = writer.write(keeps=index + 1 < len(phases), takes_over=index > 0)
+        attributes = [operator.attrgetter(name)(constants) for name in written.names]
+        functions.append(NativeFunction(native, written, attributes))
     return tuple(functions)
 
 
-class _Writer:
-    """Writes a graph as a program.
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A program, which needs the graph no more that it was written from.
 
     Attributes:
-        program: the result.
+        program: the instructions.
         keeps: True if it leaves something to another phase.
         takes_over: True if it follows another.
         names: of the attributes that the graph reads.
         literals: results that are written in the graph.
     """
 
+    program: NativeProgram
+    keeps: bool
+    takes_over: bool
+    names: tuple[str, ...]
+    literals: tuple[Any, ...]
+
+
+class _Writer:
+    """Writes a graph as a program."""
+
     def __init__(
         self, graph: fx.Graph, native: NativeModule, begin_operator: Callable[[int], object] | None
     ) -> None:
-        self.keeps = self.takes_over = False
-        self.names: list[str] = []
-        self.literals: list[Any] = []
         self._graph = graph
         self._native = native
         self._begin_operator = begin_operator
@@ -109,26 +120,25 @@ class _Writer:
         self._dead = _last_used_at(graph)
         self._taken: list[int] = []
 
-    def write(self, *, keeps: bool, takes_over: bool) -> None:
-        """Write all instructions."""
-        self.keeps, self.takes_over = keeps, takes_over
+    def write(self, *, keeps: bool, takes_over: bool) -> _Written:
+        """Write all instructions; the arguments are as of :class:`_Written`."""
         nodes = list(self._graph.nodes)
         placeholders = [node for node in nodes if node.op == "placeholder"]
         attributes = [node for node in nodes if node.op == "get_attr"]
-        self.names = [str(node.target) for node in attributes]
+        names = tuple(str(node.target) for node in attributes)
         answer: Any = self._graph.output_node().args[0]
         results, kept = answer if keeps else (answer, ())
-        self.literals = [value for value in (*results, *kept) if not isinstance(value, fx.Node)]
+        literals = tuple(value for value in (*results, *kept) if not isinstance(value, fx.Node))
         # The last two placeholders of a later phase stand for what it takes over, and for its gradients.
         first = [*(placeholders[:-2] if takes_over else placeholders), *attributes]
         self._slots = {node: slot for slot, node in enumerate(first)}
-        literal_slots = iter(range(len(first), len(first) + len(self.literals)))
-        slot_count = len(first) + len(self.literals)
+        literal_slots = iter(range(len(first), len(first) + len(literals)))
+        slot_count = len(first) + len(literals)
         for node in nodes:
             if node not in self._slots:
                 self._slots[node] = slot_count
                 slot_count += 1
-        self.program: NativeProgram = self._native.Program(slot_count)
+        self._program: NativeProgram = self._native.Program(slot_count)
         for node in nodes:
             if node.op in ("call_function", "call_method"):
                 self._write_call(node)
@@ -139,7 +149,8 @@ class _Writer:
             ]
 
         # What is kept is taken from the end.
-        self.program.finish(slots_of(results), slots_of(kept), self._taken[::-1])
+        self._program.finish(slots_of(results), slots_of(kept), self._taken[::-1])
+        return _Written(self._program, keeps, takes_over, names, literals)
 
     def _write_call(self, node: fx.Node) -> None:
         slot, dead = self._slots[node], self._dead.get(node, [])
@@ -149,17 +160,17 @@ class _Writer:
             self._taken.append(slot)
         elif node.op == "call_method" and node.target == "take":
             _, position, gradient, is_made_here = arguments
-            self.program.take_gradient(position, self._slots[gradient], is_made_here, dead_slots)
+            self._program.take_gradient(position, self._slots[gradient], is_made_here, dead_slots)
         elif node.op == "call_method":
             raise ValueError(f"{node.name} calls a method, which no planned step does")
         elif node.target is self._begin_operator:
-            self.program.begin(arguments[0])
+            self._program.begin(arguments[0])
         elif node.target is operator.getitem and isinstance(arguments[1], int):
-            self.program.get_item(node.name, self._slots[arguments[0]], arguments[1], slot, dead_slots)
+            self._program.get_item(node.name, self._slots[arguments[0]], arguments[1], slot, dead_slots)
         elif not self._write_operator(node, slot, dead_slots):
             function, sources = _function_of_nodes(node)
             source_slots = [self._slots[source] for source in sources]
-            self.program.call_function(node.name, function, source_slots, slot, dead_slots)
+            self._program.call_function(node.name, function, source_slots, slot, dead_slots)
 
     def _write_operator(self, node: fx.Node, slot: int, dead_slots: list[int]) -> bool:
         """Write a call of an operator; return False if the dispatcher does not know it."""
@@ -167,7 +178,7 @@ class _Writer:
             return False
         name, overload = torch_compat.dispatched_name(node.target)
         args, kwargs = cast(Any, fx.map_arg((node.args, node.kwargs), self._slot_of))
-        return self.program.call_operator(
+        return self._program.call_operator(
             node.name, name, overload, tuple(args), dict(kwargs), slot, dead_slots
         )
 
@@ -198,6 +209,9 @@ def _function_of_nodes(node: fx.Node) -> tuple[Callable[..., Any], list[fx.Node]
     if not node.kwargs and places == list(range(len(node.args))):
         return function, leaves
     is_flat = not node.kwargs and len(leaves) == len(node.args)
+    sources = [leaves[place] for place in places]
+    for place in places:
+        leaves[place] = None  # a node would keep its graph
 
     def call(*values: Any) -> Any:
         filled = list(leaves)
@@ -208,4 +222,4 @@ def _function_of_nodes(node: fx.Node) -> tuple[Callable[..., Any], list[fx.Node]
         args, kwargs = pytree.tree_unflatten(filled, spec)
         return function(*args, **kwargs)
 
-    return call, [leaves[place] for place in places]
+    return call, sources

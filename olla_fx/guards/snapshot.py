@@ -86,6 +86,8 @@ def snapshot_of(
     # The value's own ``__class__`` is not asked: transformers' config objects look it up in Python.
     if issubclass(kind, PLAIN):  # 0.0 == -0.0, and nan != nan
         return kind, value.tobytes() if issubclass(kind, np.generic) else repr(value)
+    if issubclass(kind, torch_compat.SYMBOLIC):
+        return Same(value)
     if issubclass(kind, torch.Tensor):
         return Same(value), torch_compat.version_of(value) if versions else 0
     if issubclass(kind, np.ndarray) and value.nbytes <= _LARGEST_ARRAY_BYTES:

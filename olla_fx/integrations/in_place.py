@@ -62,6 +62,8 @@ class PlannedCalls:
             CaptureError: if something else is called in the place of one, as after ``nn.Module.compile``.
         """
         for name, module in modules.items():
+            if isinstance(torch_compat.called_instead(module), _InPlace):
+                torch_compat.call_instead(module, None)  # of a training that an error ended
             if torch_compat.called_instead(module) is not None:
                 raise CaptureError(
                     f"{name or type(module).__name__} is compiled (nn.Module.compile): it runs compiled or "

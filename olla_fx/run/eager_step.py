@@ -63,8 +63,14 @@ def _training_step(request: StepRequest, inputs: tuple[Any, ...]) -> Any:
             answers.append(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs))
         del outputs, loss
     with torch.autocast(losses[0].device.type, enabled=False):
-        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        clip_gradients_of([parameter for parameter in trained if parameter.grad is not None], options)
+        trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        parameters = {
+            id(parameter): parameter
+            for module in request.modules().values()
+            for parameter in module.parameters(recurse=False)
+            if id(parameter) in trained and parameter.grad is not None
+        }
+        clip_gradients_of(list(parameters.values()), options)
         optimizer.step()
     total = sum(losses[1:], losses[0])
     return (total, joined(answers)) if options.return_outputs else total
