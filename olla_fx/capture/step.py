@@ -59,7 +59,7 @@ def capture(request: StepRequest) -> CapturedStep:
 def _capture(request: StepRequest) -> CapturedStep:
     first = _capture_once(request)
     if not first.writes:
-        return first
+        return _with_places(first, request)
     # The step that is planned is a later one, which writes nothing, and must compute what the first one does.
     later = _capture_once(replace(request, writes=first.writes))
     if [item.key for item in later.signatures] != [item.key for item in first.signatures]:
@@ -67,7 +67,12 @@ def _capture(request: StepRequest) -> CapturedStep:
             "the model's forward computes something else after it wrote its attribute "
             f"{first.writes.names()}: call it once in eager before it is planned, or keep such state outside"
         )
-    return replace(later, writes=first.writes)
+    return _with_places(replace(later, writes=first.writes), request)
+
+
+def _with_places(captured: CapturedStep, request: StepRequest) -> CapturedStep:
+    """Let the plan fit only if what earlier forwards wrote is as it is now, or as this one writes it."""
+    return replace(captured, writes=captured.writes.with_places(request.written_before, request.modules()))
 
 
 def _capture_once(request: StepRequest) -> CapturedStep:

@@ -24,6 +24,7 @@ from olla_fx.guards import (
     TensorSlot,
     step_modules,
 )
+from olla_fx.guards.writes import Place
 from olla_fx.options import Options
 from olla_fx.torch_compat import pytree
 
@@ -269,6 +270,7 @@ class StepRequest:
         answers: what was answered to questions about inputs before, by the keys of their recipes, where the
             inputs may have no values.
         writes: what a forward writes on Python attributes the first time, which is to have happened.
+        written_before: the places to which forwards of earlier captures write in this manner.
         symbols: what is to be a symbol.
         numbers: the Python numbers among the inputs by their positions: a dictionary that holds those of the
             present call at every later call, too; None if there are no later calls.
@@ -283,6 +285,7 @@ class StepRequest:
     tangent_strides: tuple[tuple[int, ...], ...] = ()
     answers: Mapping[str, Any] = field(default_factory=dict)
     writes: FirstWrites = NO_WRITES
+    written_before: frozenset[Place] = frozenset()
     symbols: SymbolRequest = field(default_factory=SymbolRequest)
     numbers: dict[str, Any] | None = None
 

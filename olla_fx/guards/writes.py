@@ -54,6 +54,24 @@ class FirstWrites:
             for write in self.writes
         )
 
+    @property
+    def places(self) -> frozenset[Place]:
+        """Where it is written."""
+        return frozenset(write.place for write in self.writes)
+
+    def with_places(self, places: frozenset[Place], modules: Mapping[str, nn.Module]) -> FirstWrites:
+        """Return these writes, and that what is at some other places now is left as it is.
+
+        A forward that is captured when a place holds already what it writes there does not show that it does.
+
+        Args:
+            places: to which other forwards of the same modules write.
+            modules: as of :meth:`are_pending`.
+        """
+        present = [(place, _read(modules, place)) for place in sorted(places - self.places, key=repr)]
+        others = (FirstWrite(place, value, value) for place, value in present if value is not ABSENT)
+        return FirstWrites((*self.writes, *others))
+
     def are_pending(self, modules: Mapping[str, nn.Module]) -> bool:
         """Return True if nothing of it has been written.
 

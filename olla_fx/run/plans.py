@@ -21,6 +21,7 @@ from olla_fx.capture import optimizer as optimizers
 from olla_fx.compile import CompiledStep, CompileRequest, compile_step
 from olla_fx.errors import CaptureError, NumberNotLateError, OllaError
 from olla_fx.guards import Prologue
+from olla_fx.guards.writes import Place
 from olla_fx.run.calls import Call, call_kind, structure_of, what_differs
 from olla_fx.run.changing import ChangedCall, Changing, specs_of
 from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
@@ -81,6 +82,7 @@ class Plans:
         self._changing = Changing()
         self.replans = 0
         self._refusals: set[str] = set()
+        self._written: frozenset[Place] = frozenset()
         call = Call.of(request.mode, request.inputs)
         self._hold(call)
         kind = call_kind(request.model, request.mode, request.inputs)
@@ -263,6 +265,10 @@ class Plans:
         step, update = compile_step(request)
         if own.options.cuda_graph:
             check_graph_request(request.step, step.captured.device)
+        if not step.captured.writes.places <= self._written:
+            # Plans that were made before do not look at what this one's forward writes.
+            self._written |= step.captured.writes.places
+            self.forget()
         # It is compiled: what was captured of it is not needed again.
         step = replace(step, captured=replace(step.captured, update=None))
         planned = CachedPlan(
@@ -277,7 +283,13 @@ class Plans:
 
     def _step_request(self, call: Call, kind: tuple[Mode, Hashable]) -> StepRequest:
         strides = self.cache.gradient_strides(call.key, kind)
-        return replace(self._request, inputs=call.inputs, mode=kind[0], tangent_strides=strides)
+        return replace(
+            self._request,
+            inputs=call.inputs,
+            mode=kind[0],
+            tangent_strides=strides,
+            written_before=self._written,
+        )
 
     def _prologue_of(self, step: CompiledStep) -> Prologue:
         own = self._request

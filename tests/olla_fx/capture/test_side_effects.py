@@ -14,6 +14,7 @@ from torch import nn
 import olla_fx
 from olla_fx import CaptureError
 from tests.olla_fx.capture.refusals import Changed, Counter, refused
+from tests.olla_fx.comparisons import assert_same
 from tests.olla_fx.harness import OwnLoop, WholeStep
 from tests.olla_fx.helpers import mlp, sgd, vectors
 
@@ -358,3 +359,61 @@ def test_losses_with_side_effects(make_loss, said):
     loss_fn = make_loss()
     refused(mlp(), said, loss_fn=loss_fn)
     assert not loss_fn.calls
+
+
+class Marking(nn.Module):
+    """Notes at every call what it was called for."""
+
+    def __init__(self, mark):
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.noted = None
+        self.scale = 1.0
+        self._mark = mark
+
+    def forward(self, x):
+        self.noted = self._mark(self, x)
+        return self.body(x).relu() * self.scale
+
+
+def mark_mode(model, x):
+    return "training" if model.training else "evaluation"
+
+
+def mark_size(model, x):
+    return x.shape[0]
+
+
+def mark_answer(model, x):
+    return bool((x > 5).any())
+
+
+def mark_number(model, x):
+    return model.scale * 2
+
+
+@pytest.mark.parametrize("fallback", ["eager", "raise"])
+@pytest.mark.parametrize("mark", [mark_mode, mark_size, mark_answer, mark_number])
+def test_what_each_forward_notes_anew(mark, fallback):
+    """A capture that finds its note there already does not show that it writes it."""
+    model = Marking(mark)
+    eager = copy.deepcopy(model)
+    x = torch.rand(3, 4)
+    planned = olla_fx.optimize(model, x, solver="none", fallback=fallback)
+    changes = {
+        mark_mode: lambda model, turn: model.train(turn % 3 != 2),
+        mark_number: lambda model, turn: setattr(model, "scale", (1.0, 0.5, 0.25)[turn % 3]),
+    }
+    for turn in range(12):
+        batch = torch.rand((3, 3, 5)[turn % 3] if mark is mark_size else 3, 4)
+        if mark is mark_answer and turn % 4 > 1:
+            batch[0, 0] = 9.0
+        if turn == 8:
+            model.noted = eager.noted = "other"
+        for half in (model, eager):
+            changes.get(mark, lambda model, turn: None)(half, turn)
+        outputs = [called(batch) for called in (eager, planned)]
+        assert_same(*outputs, "outputs")
+        for output in outputs:
+            output.sum().backward()
+        assert model.noted == eager.noted

@@ -139,6 +139,26 @@ def test_a_compiled_model_and_the_callback(tmp_path):
     torch._dynamo.reset()
 
 
+def test_training_again_after_an_error(tmp_path):
+    """Trainer tells no callback of an error, so that the model is still planned when the next one comes."""
+
+    class Failing(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **others):
+            raise KeyboardInterrupt
+
+    models = []
+
+    def kept(model, example):
+        models.append(model)
+        return model
+
+    with pytest.raises(KeyboardInterrupt):
+        train(bert, tmp_path / "failed", kept, [OllaCallback(), Failing()])
+    again = OllaCallback()
+    train(lambda: models[0], tmp_path / "again", callbacks=[again])
+    assert_planned(again.stats)
+
+
 def test_a_model_that_cannot_be_planned_runs_in_eager(tmp_path):
     def with_hook():
         model = bert()

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import optim
+from torch import nn, optim
 
 from tests.olla_fx.harness import OwnLoop, WholeStep, assert_served
 from tests.olla_fx.helpers import MOMENTUM, mlp
@@ -75,3 +75,16 @@ def assert_all_of_one_family(step, sizes):
     assert stats.cached_plans <= 1 + len(sizes)
     assert stats.replans == 0
     assert_served(step)
+
+
+def test_group_norm_whose_sizes_are_values_of_the_graph():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU(), nn.AdaptiveAvgPool2d(1)
+    )
+    pair = OwnLoop(
+        nn.Sequential(model, nn.Flatten(), nn.Linear(8, 5)), images(4, 16)[:-1], adamw, F.cross_entropy
+    )
+    for size in in_random_order(IMAGES):
+        pair.train(images(*size))
+    pair.compare()
+    assert_all_of_one_family(pair.step, IMAGES)

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import nn, optim
 from torch.optim import lr_scheduler
 
 import olla_fx
@@ -220,3 +220,26 @@ def test_gradients_that_are_one_tensor(options):
             return F.linear(x, self.a + self.b) + self.c
 
     ClippedStep(Shared(), MOMENTUM, vectors(1)[0], **options).run(vectors(5))
+
+
+@pytest.mark.parametrize("options", [{}, {"fallback": "eager", "dynamic": False}])
+def test_a_norm_over_groups_in_another_sequence_than_the_model_s(options):
+    """``clip_grad_norm_(model.parameters())`` adds squares up in the model's sequence."""
+
+    def grouped(parameters):
+        parameters = list(parameters)
+        groups = [[item for item in parameters if (item.dim() > 1) == decays] for decays in (True, False)]
+        return optim.SGD(
+            [{"params": groups[0], "weight_decay": 0.1}, {"params": groups[1]}], lr=0.1, foreach=False
+        )
+
+    model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.LayerNorm(6))])
+    x, y = torch.randn(8, 6), torch.randint(6, (8,))
+    pair = ClippedStep(model, grouped, (x, y), norm=0.05, **options)
+    for _ in range(6):
+        pair.train((torch.randn(8, 6), y))
+    if options:  # of a size that comes once, which runs in eager
+        pair._check_service = lambda batch: None
+        pair.train((torch.randn(5, 6), y[:5]))
+        pair.train((torch.randn(4, 6), y[:4]))
+    pair.compare()
