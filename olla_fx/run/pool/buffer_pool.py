@@ -114,7 +114,8 @@ class BufferPool:
                 self._keep_apart(plan_owner, other.plan_owner())
             if running:
                 return Way.BUSY
-            is_clear = self._move_gradients(plan_owner, segment, (low, high), claim.thread)
+            # Its own are of a backward that runs again, and where the plan has them.
+            is_clear = self._move_gradients(plan_owner, segment, (low, high), claim.thread, but_of=plan_owner)
             return Way.TAKEN if in_the_way or not is_clear else Way.FREE
 
     def release(self, claim: Claim) -> None:
@@ -270,13 +271,16 @@ class BufferPool:
                 return None
         return Claim(plan_owner, segment, base, base + needed_bytes)
 
-    def _move_gradients(self, plan_owner: object, segment: Segment, within: Range, thread: int) -> bool:
-        """Move gradients that others have left out of a plan's way; return False if some are still there."""
+    def _move_gradients(
+        self, plan_owner: object, segment: Segment, within: Range, thread: int, but_of: object = None
+    ) -> bool:
+        """Move gradients that were left out of a plan's way; return False if some are still there."""
         for host in segment.owners_of_gradients(within):
             if host is not plan_owner:
                 self._sharing.note_host(host)
-        segment.vacate(thread, within, but_of=plan_owner)
-        return all(owner is plan_owner for owner in segment.owners_of_gradients(within))
+        segment.vacate(thread, within, but_of=but_of)
+        left = segment.owners_of_gradients(within)
+        return all(but_of is not None and owner is but_of for owner in left)
 
     def _free_dropped(self) -> None:
         """Move gradients out of dropped segments, whose memory goes with the last block that is alive."""

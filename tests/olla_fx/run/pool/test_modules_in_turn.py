@@ -304,3 +304,21 @@ def test_what_is_kept_of_a_run_is_forgotten(buffers):
     (segment,) = pool_of(torch.device("cpu"))._segments
     assert len(segment._left) <= 2
     pair.assert_served()
+
+
+def test_gradients_of_the_step_before_that_the_caller_keeps(buffers):
+    """They are in the way of the next run of the very plan that has left them, as another model's may be."""
+    model, x = mlp(), vectors(1)[0][0]
+    eager = copy.deepcopy(model)
+    planned = olla_fx.optimize(model, x, solver="none", fallback="raise")
+    kept = []
+    for _ in range(8):
+        for called, half in ((eager, eager), (planned, model)):
+            half.zero_grad()
+            called(x).square().sum().backward()
+        theirs, ours = ([parameter.grad for parameter in half.parameters()] for half in (eager, model))
+        assert_same(theirs, ours, "gradients")
+        assert_same(theirs, kept or theirs, "gradients that were kept")
+        kept = ours
+        assert planned.stats.counts.outside == 0
+    assert_served(planned)
