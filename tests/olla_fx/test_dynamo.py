@@ -15,7 +15,7 @@ import olla_fx
 from olla_fx import dynamo
 from olla_solvers.errors import OptionError, SolverUnavailableError
 from tests.olla_fx.comparisons import assert_same, assert_same_gradients
-from tests.olla_fx.harness import CompiledLoop
+from tests.olla_fx.harness import CompiledLoop, assert_served
 from tests.olla_fx.helpers import SmallNet, images, mlp, vectors
 
 
@@ -259,3 +259,25 @@ def test_a_checkpoint_with_dropout_draws_its_masks_again():
     pair = CompiledLoop(Checkpointed()).run(vectors(5))
     pair.assert_served(1)
     assert pair.planned_modules()[0].plan.recomputed_operators > 0
+
+
+def test_models_of_one_graph_in_turn():
+    """The gradients that one model's backward has left are in the way of the next, of the same plan."""
+    models = [mlp() for _ in range(3)]
+    eager = copy.deepcopy(models)
+    compiled = [torch.compile(model, backend="olla_fx") for model in models]
+    before = {id(thing) for thing in gc.get_objects() if type(thing) is olla_fx.PlannedModule}
+    for _ in range(5):
+        x = vectors(1)[0][0]
+        for theirs, ours, called in zip(eager, models, compiled, strict=True):
+            for model, run in ((theirs, theirs), (ours, called)):
+                model.zero_grad()
+                run(x).square().mean().backward()
+            pairs = zip(theirs.parameters(), ours.parameters(), strict=True)
+            assert_same(*zip(*((one.grad, other.grad) for one, other in pairs), strict=True), "gradients")
+    (planned,) = (
+        thing
+        for thing in gc.get_objects()
+        if type(thing) is olla_fx.PlannedModule and id(thing) not in before
+    )
+    assert_served(planned)
