@@ -30,6 +30,16 @@ def table(owner, lease):
     return lease.arena(pool(), owner, lambda buffer, base: arena.Arena(buffer, 0, [], base))
 
 
+def run_beside(outer, inner, held_bytes):
+    """Run one plan three times while another one waits."""
+    for _ in range(3):
+        lease = hold(outer)
+        lease.wait(lambda: (0, held_bytes))
+        run_alone(inner)
+        assert lease.resume() is Way.FREE
+        lease.release()
+
+
 def run_alone(owner):
     lease = hold(owner)
     try:
@@ -202,24 +212,14 @@ def test_random_runs_hold_what_they_claimed(buffers):
 
 def test_a_plan_runs_in_what_a_waiting_run_does_not_hold(buffers):
     outer, inner = Owner(4096), Owner(2048)
-    for _ in range(3):
-        lease = hold(outer)
-        lease.wait(lambda: (0, 1000))
-        run_alone(inner)
-        assert lease.resume() is Way.FREE
-        lease.release()
+    run_beside(outer, inner, 1000)
     assert buffers.sizes() == [4096]
     assert buffers.made == 1
 
 
 def test_a_segment_grows_to_hold_what_waits_and_what_runs(buffers):
     outer, inner = Owner(4096), Owner(3968)
-    for _ in range(3):
-        lease = hold(outer)
-        lease.wait(lambda: (0, 1000))
-        run_alone(inner)
-        assert lease.resume() is Way.FREE
-        lease.release()
+    run_beside(outer, inner, 1000)
     # From the next multiple of 64 B on.
     assert buffers.sizes() == [1024 + 3968]
     # Of no use any more once the plan that waited is another.
@@ -271,12 +271,7 @@ def test_a_run_of_another_thread_does_not_share_with_one_that_waits(buffers):
 
 def test_a_segment_shrinks_when_the_plan_that_waited_is_gone(buffers):
     outer, inner = Owner(1 << 20), Owner(4096)
-    for _ in range(3):
-        lease = hold(outer)
-        lease.wait(lambda: (0, 1 << 20))
-        run_alone(inner)
-        lease.resume()
-        lease.release()
+    run_beside(outer, inner, 1 << 20)
     assert buffers.sizes() == [(1 << 20) + 4096]
     del outer
     run_alone(inner)
