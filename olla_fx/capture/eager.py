@@ -164,7 +164,8 @@ class FakeStep:
         """Run forward and backward only; return what the step returns."""
         # Backward recomputes checkpoints, which ask again. Micro-batches are given one by one.
         given = [] if self.request.mode is Mode.TRAINING else _tensors_in(self._inputs)
-        with self.fake_mode, self._folding(given) as folding, torch.enable_grad():
+        heard = self._model_copy.objects.heard()
+        with heard, self.fake_mode, self._folding(given) as folding, torch.enable_grad():
             if self.request.mode is Mode.AUTOGRAD:
                 outputs = self._outputs()
                 # Autograd follows the model's own tensors among the outputs without the plan.

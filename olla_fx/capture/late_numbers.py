@@ -91,6 +91,7 @@ class LateTracing:
         places = list(zip(self._slots, self._roots, symbols, self._values, strict=True))
         try:
             for slot, root, symbol, _ in places:
+                slot.read(root)  # before it is replaced
                 slot.write(symbol, root)
             yield
         finally:

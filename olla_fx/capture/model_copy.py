@@ -9,6 +9,7 @@ it is refused.
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -16,10 +17,11 @@ import torch
 from torch import nn
 
 from olla_fx import torch_compat
+from olla_fx.capture.object_reads import ObjectReads
 from olla_fx.capture.types import StepRequest
 from olla_fx.errors import CaptureError
-from olla_fx.guards import MODULE_TABLES, Mode, Role, TensorSlot, other_libraries, plain_values, step_modules
-from olla_fx.guards.reads import function_values, user_methods
+from olla_fx.guards import MODULE_TABLES, Mode, Role, TensorSlot, other_libraries, plain_values
+from olla_fx.guards.reads import function_called, function_values, holders, user_methods
 from olla_fx.guards.snapshot import leaves_within, snapshot_of
 from olla_fx.guards.writes import Place
 
@@ -33,6 +35,7 @@ class ModelCopy:
         model: the copy of the model.
         loss_fn: the copy of the loss: of a module or any other object; a function is itself.
         modules: the copies of all modules by name.
+        objects: notes what is read from objects that are no modules.
     """
 
     def __init__(self, request: StepRequest, slots: Sequence[Sequence[TensorSlot]]) -> None:
@@ -49,24 +52,43 @@ class ModelCopy:
         _refuse_scripts(originals)
         _refuse_hooks(originals, gradients_are_made=request.mode is not Mode.TRAINING)
         kept = [slot.table(originals[slot.owner])[slot.key] for places in slots for slot in places]
-        for value in (request.loss_fn, *(module.__dict__ for module in originals.values())):
-            kept += [leaf for _, leaf in leaves_within(value) if isinstance(leaf, torch.Tensor)]
+        for module in originals.values():
+            kept += [leaf for _, leaf in leaves_within(module.__dict__) if isinstance(leaf, torch.Tensor)]
+        called = [function_called(request.loss_fn), *_forwards(originals)]
+        variables = [value for function in called for value in function_values(function).values()]
+        self.objects = ObjectReads(
+            request.loss_fn, *variables, *(module.__dict__ for module in originals.values())
+        )
+        self.objects.know(variables)
         name = type(request.model).__name__
+        memo = {id(tensor): tensor for tensor in kept}
         try:
-            self.model, self.loss_fn = copy.deepcopy(
-                (request.model, request.loss_fn), {id(tensor): tensor for tensor in kept}
-            )
+            self.model, *_ = copy.deepcopy([request.model, *originals.values()], memo)
+            self.modules = {name: memo.get(id(module), module) for name, module in originals.items()}
+            memo |= self._stand_ins(request, memo)
+            self.loss_fn = self.objects.copied(request.loss_fn, memo)
         except Exception as error:
             raise CaptureError(
                 f"{name} or its loss cannot be copied for capturing ({error}): keep tensors as parameters "
                 "or buffers, and what cannot be copied outside"
             ) from error
-        self.modules = step_modules(self.model, self.loss_fn)
         request.writes.make(self.modules)
         for module in self.modules.values():
             other_libraries.silence(module)
         self._slots = slots
         self._put: list[tuple[torch.Tensor, int]] = []
+
+    @staticmethod
+    def _stand_ins(request: StepRequest, copies: Mapping[int, Any]) -> dict[int, nn.Module]:
+        """Return what stands in the copies for planned modules in reach of the loss: the copied models."""
+        tables = {
+            id(torch_compat.children_of(module)): copies.get(id(module), module)
+            for module in request.modules().values()
+        }
+        leaves = [leaf for _, leaf in leaves_within(request.loss_fn, fields=request.fields)]
+        modules = [leaf for leaf in leaves if isinstance(leaf, nn.Module) and id(leaf) not in copies]
+        found = {id(module): tables.get(id(torch_compat.children_of(module))) for module in modules}
+        return {identity: module for identity, module in found.items() if module is not None}
 
     def put(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replace every tensor, tied places together; one tensor for each entry of the slots."""
@@ -94,11 +116,13 @@ class ModelCopy:
                 if isinstance(value, torch.Tensor) and hooked:
                     continue  # weight_norm and spectral_norm recompute it in their hook at every call
                 snapshots[f"{owner}.{key}".lstrip(".")] = snapshot_of(value, versions=True)
-        forwards = user_methods((module, "forward") for module in self.modules.values())
-        roots = [("loss_fn", self.loss_fn), *((forward.__qualname__, forward) for forward in forwards)]
+        roots: list[tuple[str, object]] = [("loss_fn", self.loss_fn)]
+        roots += [("loss_fn", function_called(self.loss_fn))]
+        roots += [(forward.__qualname__, forward) for forward in _forwards(self.modules)]
         for label, root in roots:
             for key, value in (function_values(root) or {"itself": root}).items():
-                snapshots[f"{label}: {key}"] = snapshot_of(value, versions=True)
+                snapshot = snapshot_of(value, versions=True, fields=self.objects.opaque)
+                snapshots[f"{label}: {key}"] = snapshot
         return snapshots | self._replaced_tensors(known)
 
     def plain_values(self) -> dict[Place, object]:
@@ -121,6 +145,11 @@ class ModelCopy:
                 if (owner, key) not in known:
                     replaced[f"{owner}.{key}".lstrip(".")] = "new"
         return replaced
+
+
+def _forwards(modules: Mapping[str, nn.Module]) -> list[types.FunctionType]:
+    """Return the functions of the user's code that modules run."""
+    return user_methods((holder, "forward") for module in modules.values() for holder in holders(module))
 
 
 def refuse_side_effects(before: Mapping[str, object], after: Mapping[str, object]) -> None:

@@ -51,6 +51,10 @@ def capture(request: StepRequest) -> CapturedStep:
     # Anomaly detection, if the caller enabled it, would read tensors without values.
     with torch_compat.without_saved_tensor_hooks(), torch.autograd.set_detect_anomaly(False):
         captured = _capture(request)
+        read = replace(request, fields=captured.reads.fields)
+        if read.modules().keys() != request.modules().keys():
+            # A loss may be in reach of modules that it does not read: they are no part of the step.
+            request, captured = read, _capture(read)
         if request.symbols.are_wanted:
             refuse_other_step(captured, request, _capture)
         return captured
@@ -186,6 +190,7 @@ def _trace(
         torch.random.fork_rng(devices=[]),
         no_python_randomness(),
         torch_compat.attribute_reads() as tracing.reads,
+        tracing.model_copy.objects.heard(),
     ):
         graph_module = torch_compat.trace_functional(tracing.step, tracing.flat_arguments, tracing.fake_mode)
     tracing.late.finish(graph_module)
@@ -208,6 +213,7 @@ def _first_writes(
         values: the plain ones of them.
     """
     copies = tracing.model_copy
+    refuse_side_effects(*copies.objects.changes())
     if tracing.request.writes:
         refuse_side_effects(attributes, copies.attributes())
     if copies.attributes() == attributes:

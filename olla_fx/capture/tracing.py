@@ -125,7 +125,9 @@ class Tracing:
         """Return what the traced code read of its modules, as the user's own modules have it."""
         copies = {id(copy): (name, self._originals[name]) for name, copy in self.model_copy.modules.items()}
         known = frozenset((slot.owner, slot.key) for places in self.slots for slot in places)
-        reads = Reads.of(self.reads, copies, known, self.request.loss_fn, self.request.numbers)
+        request, objects = self.request, self.model_copy.objects
+        read = objects.fields(), objects.functions
+        reads = Reads.of(self.reads, copies, known, request.loss_fn, request.numbers, *read)
         return replace(reads, late=self.late.binding())
 
     def _tensor(self, slot: TensorSlot) -> torch.Tensor:
@@ -451,7 +453,8 @@ class Tracing:
             for name, keys in self.state.items()
         }
         parameters = {name: tensor for (role, name), tensor in values.items() if role is Role.PARAMETER}
-        trace_updates(self.request.optimizer, self._layout(), parameters, gradients, state, scalars)
+        with self.model_copy.objects.unheard():
+            trace_updates(self.request.optimizer, self._layout(), parameters, gradients, state, scalars)
 
     def _flatten_outputs(self, answer: Any) -> list[torch.Tensor]:
         """Return flat results, each behind a ``clone``, as a functional graph returns none of its arguments.

@@ -24,6 +24,7 @@ from olla_fx.guards import (
     TensorSlot,
     step_modules,
 )
+from olla_fx.guards.snapshot import FieldsRead
 from olla_fx.guards.writes import Place
 from olla_fx.options import Options
 from olla_fx.torch_compat import pytree
@@ -274,6 +275,8 @@ class StepRequest:
         symbols: what is to be a symbol.
         numbers: the Python numbers among the inputs by their positions: a dictionary that holds those of the
             present call at every later call, too; None if there are no later calls.
+        fields: what the loss reads from objects, if that is known: modules beside that are no part of
+            the step.
     """
 
     model: nn.Module
@@ -288,10 +291,11 @@ class StepRequest:
     written_before: frozenset[Place] = frozenset()
     symbols: SymbolRequest = field(default_factory=SymbolRequest)
     numbers: dict[str, Any] | None = None
+    fields: FieldsRead = field(default_factory=dict)
 
     def modules(self) -> dict[str, nn.Module]:
         """Return all modules that the step runs, by name."""
-        return step_modules(self.model, self.loss_fn)
+        return step_modules(self.model, self.loss_fn, self.fields)
 
     @property
     def runs_in_micro_batches(self) -> bool:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from olla_fx.guards.snapshot import leaves_within
+from olla_fx import torch_compat
+from olla_fx.guards.snapshot import EVERY_FIELD, FieldsRead, leaves_within
 
 Facts = Iterator[tuple[str, object]]
 """Guarded facts: for each a sentence, said if it changed, and a value that equals the planned one."""
@@ -172,19 +173,22 @@ class TensorSlot:
         return table
 
 
-def step_modules(model: nn.Module, loss_fn: object) -> dict[str, nn.Module]:
+def step_modules(model: nn.Module, loss_fn: object, fields: FieldsRead = EVERY_FIELD) -> dict[str, nn.Module]:
     """Return all modules of a step by name: the model's by their paths, then those within its loss.
 
     Args:
         model: the model.
         loss_fn: a loss module, an object or a bound method that holds modules, any function, or None.
+        fields: what counts of objects.
     """
     modules = dict(model.named_modules())
     known = set(modules.values())
+    tables = {id(torch_compat.children_of(module)) for module in known}
     prefix = "loss_fn"
     while prefix in modules:
         prefix += "_"
-    for path, leaf in leaves_within(loss_fn, prefix):
-        if isinstance(leaf, nn.Module):
+    for path, leaf in leaves_within(loss_fn, prefix, fields=fields):
+        # A planned module stands for the model, whose tables it shares.
+        if isinstance(leaf, nn.Module) and id(torch_compat.children_of(leaf)) not in tables:
             modules.update(leaf.named_modules(known, path))
     return modules

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from olla_fx.guards.snapshot import DEEPEST, snapshot_of, steps_of
+from olla_fx.guards.snapshot import DEEPEST, FieldsRead, Same, one_step, snapshot_of, steps_of
 from olla_fx.torch_compat import Decision
 
 Step = tuple[str, Any]
@@ -74,7 +74,7 @@ class NumberSlot:
         if kind == "cell":
             holder.cell_contents = value
         elif kind == "field":
-            holder.__dict__[name] = value
+            object.__setattr__(holder, name, value)
         else:
             holder[name] = value
 
@@ -96,8 +96,6 @@ def follow(present: Any, step: Step) -> Any:
     kind, name = step
     if kind == "cell":
         return present.cell_contents
-    if kind == "field":
-        return present.__dict__[name]
     return present[name] if kind == "item" else getattr(present, name)
 
 
@@ -165,11 +163,17 @@ class NumberFinder:
 
     Attributes:
         found: for each place of a number, where it is kept and what it is.
+        fields: what counts of objects.
     """
 
-    def __init__(self) -> None:
-        """Begin without any."""
+    def __init__(self, fields: FieldsRead) -> None:
+        """Begin without any.
+
+        Args:
+            fields: what counts of objects.
+        """
         self.found: dict[Place, tuple[NumberSlot, Any]] = {}
+        self.fields = fields
         self._known: dict[int, object] = {}
 
     def note(self, slot: NumberSlot, holder: object, number: object) -> str:
@@ -187,18 +191,21 @@ class NumberFinder:
             value: anything but a number.
             depth: at which it was reached.
         """
-        parts = steps_of(value) if depth < DEEPEST else None
+        is_near = depth < DEEPEST or type(value) in self.fields
+        parts = steps_of(value, self.fields) if is_near else None
         if parts is None:
-            return snapshot_of(value, depth=depth)
+            return snapshot_of(value, depth=depth, fields=self.fields)
         if id(value) in self._known:
             return self._known[id(value)]
+        self._known[id(value)] = Same(value)  # if it is reached from itself
+        depth, _ = one_step(value, depth, (), self.fields)
         described: list[tuple[Step, object]] = []
         for step, part in parts:
             named, there = f"{name}.{step[1]}".lstrip("."), (*path, step)
             if is_number(part) and step[0] in ("field", "item"):
                 described.append((step, self.note(NumberSlot(named, root, there), value, part)))
             else:
-                described.append((step, self.snapshot(named, root, there, part, depth + 1)))
+                described.append((step, self.snapshot(named, root, there, part, depth)))
         self._known[id(value)] = type(value), described
         return self._known[id(value)]
 

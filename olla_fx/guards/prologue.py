@@ -70,7 +70,7 @@ class Prologue:
         """
         self._assumed = assumed
         self._has_writes = bool(assumed.writes)
-        self._modules = functools.partial(step_modules, model, loss_fn)
+        self._modules = functools.partial(step_modules, model, loss_fn, assumed.reads.fields)
         modules = self._modules()
         self._places = [(slot, modules[slot.owner]) for slot, *_ in assumed.slots]
         self._optimizer: OptimizerGuard | None = None

@@ -5,8 +5,9 @@ once and bakes them. While capturing, every attribute that is read from a module
 (:func:`olla_fx.torch_compat.attribute_reads`). Only those are guarded, so that a training loop may keep its
 own counters on the model.
 
-The border: values are followed that the loss and the modules' own code read from attributes of modules,
-closures, defaults and global variables of the user's code, through functions that it calls, a few deep.
+The border: values are followed that the loss and the modules' own code read from attributes of modules and
+of objects, closures, defaults and global variables of the user's code, through functions that it calls, a few
+deep.
 Not followed are installed packages (libraries keep caches in global variables), attributes of Python
 modules (``settings.rate``), files and the environment.
 """
@@ -20,7 +21,7 @@ import os
 import sysconfig
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import fx, nn
@@ -36,7 +37,7 @@ from olla_fx.guards.numbers import (
     cell_or_globals,
     is_number,
 )
-from olla_fx.guards.snapshot import CONTAINERS, PLAIN, Same, snapshot_of
+from olla_fx.guards.snapshot import CONTAINERS, PLAIN, FieldsRead, Same, snapshot_of
 
 MODULE_TABLES = (
     frozenset(nn.Module().__dict__)
@@ -44,6 +45,9 @@ MODULE_TABLES = (
     | {"_flat_weights", "_flat_weight_refs", "_compiled_call_impl"}
 )
 """Attributes by which modules and traced modules work; what they hold is found and compared by name."""
+
+_SPECIAL = ("__call__", "__getattr__", "__getitem__")
+"""Methods that Python calls without looking them up on the object."""
 
 _NOT_GUARDED = MODULE_TABLES | other_libraries.HARMLESS_ATTRIBUTES
 _DEEPEST_CALL = 4
@@ -110,7 +114,9 @@ class GuardedAttribute:
             return numbers.note(NumberSlot(self.name, self.module, path), self.module, value)
         if id(value) not in known:
             known[id(value)] = (
-                numbers.snapshot(self.name, self.module, path, value) if where == OWN else snapshot_of(value)
+                numbers.snapshot(self.name, self.module, path, value)
+                if where == OWN
+                else snapshot_of(value, fields=numbers.fields)
             )
         return known[id(value)]
 
@@ -124,11 +130,13 @@ class Reads:
         functions: the loss, the user's methods that modules ran, and the numbers among the inputs, each after
             its name.
         late: the numbers among them that are inputs of the graph.
+        fields: what was read from objects that are no modules.
     """
 
     attributes: tuple[GuardedAttribute, ...]
     functions: tuple[tuple[str, object], ...]
     late: LateBinding = NO_NUMBERS
+    fields: FieldsRead = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -138,6 +146,8 @@ class Reads:
         known: frozenset[tuple[str, str]],
         loss_fn: object,
         numbers: Mapping[str, object] | None,
+        fields: FieldsRead,
+        fields_called: Iterable[types.FunctionType],
     ) -> Reads:
         """Choose what is to be guarded.
 
@@ -148,6 +158,8 @@ class Reads:
             known: owner and attribute of the tensors that are inputs of the step.
             loss_fn: the user's.
             numbers: those among the inputs of the present call, in a dictionary; None for none.
+            fields: what was read from objects that are no modules.
+            fields_called: the functions among that.
         """
         attributes = []
         for (identity, key), module in reads.items():
@@ -162,27 +174,31 @@ class Reads:
             if recomputed and isinstance(find(original, key)[1], torch.Tensor):
                 continue  # weight_norm and spectral_norm recompute it in their hook at every call
             attributes.append(GuardedAttribute(name, original, key, is_input))
-        methods = user_methods((attribute.module, attribute.key) for attribute in attributes)
-        called = function_behind(loss_fn) or function_behind(type(loss_fn).__dict__.get("__call__"))
+        read = [(value, attribute.key) for attribute in attributes for value in holders(attribute.module)]
+        for kind, keys in fields.items():
+            read += [(base, key) for base in kind.__mro__ for key in (*keys, *_SPECIAL)]
+        called = [function for function in fields_called if _is_users(function)]
+        methods = [*dict.fromkeys([*user_methods(read), *called])]
+        behind = function_called(loss_fn)
         functions: list[tuple[str, object]] = [("loss_fn", loss_fn)]
-        functions += [("loss_fn", called)] if called not in (None, loss_fn) else []
+        functions += [("loss_fn", behind)] if behind not in (None, loss_fn) else []
         functions += [(f"what {method.__qualname__} reads", method) for method in methods]
         functions += [("input", numbers)] if numbers else []
-        return cls(tuple(attributes), tuple(functions))
+        return cls(tuple(attributes), tuple(functions), fields=fields)
 
     def facts(self) -> Facts:
         """Yield what is said if a value changed, and a snapshot of the value.
 
         Numbers that may be bound late have a fact each, after all others.
         """
-        numbers = NumberFinder()
+        numbers = NumberFinder(self.fields)
         yield from self._facts(numbers)
         yield from numbers.facts(self.late)
         yield from self.late.facts()
 
     def numbers(self) -> list[tuple[NumberSlot, float]]:
         """Return all numbers that may be bound late, with their present values."""
-        numbers = NumberFinder()
+        numbers = NumberFinder(self.fields)
         for _ in self._facts(numbers):
             pass
         return list(numbers.found.values())
@@ -207,7 +223,7 @@ def _function_snapshot(label: str, root: object, numbers: NumberFinder) -> objec
             named = f"{function.__qualname__}[{index}].{name}" if index else name
             path = cell_or_globals(holder, name)
             if not path:
-                read[named] = snapshot_of(value, depth=1)
+                read[named] = snapshot_of(value, depth=1, fields=numbers.fields)
             elif is_number(value):
                 read[named] = numbers.note(NumberSlot(f"{label}: {named}", holder, path), holder, value)
             else:
@@ -215,13 +231,22 @@ def _function_snapshot(label: str, root: object, numbers: NumberFinder) -> objec
     return read
 
 
-def user_methods(reads: Iterable[tuple[nn.Module, str]]) -> list[types.FunctionType]:
-    """Return the functions of the user's code behind attributes of modules, overridden ones included."""
+def holders(module: nn.Module) -> tuple[object, ...]:
+    """Return what may hold the functions behind a module's attributes, overridden ones included."""
+    return module, *type(module).__mro__
+
+
+def function_called(loss_fn: object) -> types.FunctionType | None:
+    """Return the function behind a loss, which may be a method or an object that is called."""
+    return function_behind(loss_fn) or function_behind(type(loss_fn).__dict__.get("__call__"))
+
+
+def user_methods(reads: Iterable[tuple[object, str]]) -> list[types.FunctionType]:
+    """Return the functions of the user's code among what objects and classes hold under some names."""
     values: dict[int, object] = {}
-    for module, key in reads:
-        for holder in (module, *type(module).__mro__):
-            value = holder.__dict__.get(key)
-            values[id(value)] = value
+    for holder, key in reads:
+        value = holder.__dict__.get(key)
+        values[id(value)] = value
     functions = [function for function in map(function_behind, values.values()) if function]
     # A library's decorator, such as torch.autocast, keeps the user's function within its own.
     functions += [function_behind(inspect.unwrap(function)) or function for function in functions]

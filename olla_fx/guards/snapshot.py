@@ -2,7 +2,8 @@
 
 A captured step bakes the Python values that its code read. The snapshot of such a value, taken when
 capturing, equals a later one exactly if nothing in reach changed. Objects are looked into a few levels
-deep; functions, classes and modules are told apart by identity, numbers by their bits.
+deep; functions, classes and modules are told apart by identity, numbers by their bits. Of objects whose
+classes told what was read of them (:data:`FieldsRead`), the fields that were read are all that counts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import warnings
 import weakref
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -51,6 +53,16 @@ _BY_IDENTITY = (
 _WITHOUT_PARTS: tuple[Any, ...] = (*PLAIN, *_BY_IDENTITY)
 
 
+FieldsRead = Mapping[type, tuple[str, ...]]
+"""The names of what traced code read from objects, by the objects' class; every field counts of others."""
+
+EVERY_FIELD: FieldsRead = MappingProxyType({})
+"""Of no class it is known what was read."""
+
+NOTHING = object()
+"""Stands for a field that an object does not have."""
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Same:
     """The snapshot of an object by identity alone; keeps it alive, so that its identity is not reused."""
@@ -70,15 +82,23 @@ def is_immutable(value: object) -> bool:
 
 
 def snapshot_of(
-    value: Any, *, versions: bool = False, depth: int = 0, without: frozenset[tuple[int, Any]] = frozenset()
+    value: Any,
+    *,
+    versions: bool = False,
+    depth: int = 0,
+    without: frozenset[tuple[int, Any]] = frozenset(),
+    fields: FieldsRead = EVERY_FIELD,
+    within: tuple[int, ...] = (),
 ) -> object:
     """Return a description that differs if the object was changed.
 
     Args:
         value: anything.
         versions: True if writing to a tensor counts as a change, not only replacing it.
-        depth: the depth at which the value was reached.
+        depth: the depth at which the value was reached, by steps out of objects of which every field counts.
         without: identity of an object and name in it of each part that may change.
+        fields: what counts of objects.
+        within: identities of the other objects by which the value was reached.
     """
     kind = type(value)
     if kind in _COMPARED_AS_THEY_ARE:
@@ -94,35 +114,81 @@ def snapshot_of(
         return value.dtype.str, value.shape, value.tobytes()
     if issubclass(kind, _GENERATORS):
         return kind, _generator_state(value)
-    if depth == DEEPEST or issubclass(kind, _WITHOUT_PARTS):
+    if (depth >= DEEPEST and kind not in fields) or id(value) in within or issubclass(kind, _WITHOUT_PARTS):
         return Same(value)
-    parts = _parts_of(value)
+    parts = parts_of(value, fields)
     if parts is None and issubclass(kind, Iterator):
         parts = _iterator_parts(value)
     if parts is None:
         return Same(value)
     if without:
         parts = [(name, None if (id(value), name) in without else part) for name, part in parts]
+    depth, within = one_step(value, depth, within, fields)
     return kind, [
         (name, type(part), part)
         if type(part) in _COMPARED_AS_THEY_ARE  # most parts are, and a call takes longer
-        else (name, snapshot_of(part, versions=versions, depth=depth + 1, without=without))
+        else (
+            name,
+            snapshot_of(part, versions=versions, depth=depth, without=without, fields=fields, within=within),
+        )
         for name, part in parts
     ]
 
 
-def leaves_within(value: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors and modules in reach of a value, each after its dotted path."""
+def one_step(
+    value: object, depth: int, within: tuple[int, ...], fields: FieldsRead
+) -> tuple[int, tuple[int, ...]]:
+    """Return depth and objects by which the parts of a value are reached.
+
+    The depth keeps a snapshot small. What was read leads no further than the code went, but in circles.
+
+    Args:
+        value: anything.
+        depth: as of :func:`snapshot_of`.
+        within: likewise.
+        fields: likewise.
+    """
+    return (depth, (*within, id(value))) if type(value) in fields else (depth + 1, within)
+
+
+def leaves_within(
+    value: object,
+    path: str = "",
+    depth: int = 0,
+    fields: FieldsRead = EVERY_FIELD,
+    within: tuple[int, ...] = (),
+) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors and modules in reach of a value, each after its dotted path.
+
+    Args:
+        value: anything.
+        path: to the value.
+        depth: as of :func:`snapshot_of`.
+        fields: likewise.
+        within: likewise.
+    """
     if isinstance(value, torch.Tensor | nn.Module):
         yield path, value
         return
-    for name, part in (_parts_of(value) or ()) if depth < DEEPEST else ():
-        yield from leaves_within(part, f"{path}.{name}" if path else str(name), depth + 1)
+    if (depth >= DEEPEST and type(value) not in fields) or id(value) in within:
+        return
+    depth, within = one_step(value, depth, within, fields)
+    for name, part in parts_of(value, fields) or ():
+        yield from leaves_within(part, f"{path}.{name}" if path else str(name), depth, fields, within)
 
 
-def _parts_of(value: Any) -> list[tuple[Any, Any]] | None:
-    """Return an object's parts, each after its name or index; None if it is not looked into."""
+def parts_of(value: Any, fields: FieldsRead = EVERY_FIELD) -> list[tuple[Any, Any]] | None:
+    """Return an object's parts, each after its name or index; None if it is not looked into.
+
+    Args:
+        value: anything.
+        fields: what counts of objects.
+    """
     kind: Any = type(value)
+    if kind in fields:
+        found = ((name, stored(value, name), class_value(kind, name)) for name in fields[kind])
+        parts = ((name, shared if own is NOTHING else own) for name, own, shared in found)
+        return [(name, part) for name, part in parts if part is not NOTHING]
     if issubclass(kind, _WITHOUT_PARTS):
         return None
     if issubclass(kind, types.MethodType):
@@ -139,14 +205,45 @@ def _parts_of(value: Any) -> list[tuple[Any, Any]] | None:
     return [*slots, *other_libraries.fields_of(value).items()]
 
 
-def steps_of(value: Any) -> list[tuple[tuple[str, Any], Any]] | None:
+def stored(value: Any, name: str) -> Any:
+    """Return what an object itself keeps under a name; :data:`NOTHING` if it keeps nothing.
+
+    Args:
+        value: an object whose class is of Python and looks attributes up as ``object`` does.
+        name: of the field.
+    """
+    own = value.__dict__ if hasattr(value, "__dict__") else {}
+    if name in own:
+        return own[name]
+    kind: Any = type(value)
+    return getattr(value, name, NOTHING) if name in _slot_names(kind) else NOTHING
+
+
+def class_value(kind: type, name: str) -> Any:
+    """Return a value that the instances of a class share; :data:`NOTHING` for methods and the like."""
+    for base in kind.__mro__:
+        if name in base.__dict__:
+            value = base.__dict__[name]
+            return value if isinstance(value, (*PLAIN, *CONTAINERS)) else NOTHING
+    return NOTHING
+
+
+def steps_of(value: Any, fields: FieldsRead = EVERY_FIELD) -> list[tuple[tuple[str, Any], Any]] | None:
     """Return the parts of an object whose numbers may be replaced, each after the step that leads to it.
+
+    Args:
+        value: anything.
+        fields: what counts of objects.
 
     Returns:
         For each part ``field`` of the object's ``__dict__``, ``item`` or ``attribute``, with its name; None
         if the object is not of such a kind.
     """
     kind: Any = type(value)
+    if kind in fields:
+        own = value.__dict__ if hasattr(value, "__dict__") else {}
+        parts = parts_of(value, fields) or ()
+        return [(("field" if name in own else "attribute", name), part) for name, part in parts]
     if issubclass(kind, _WITHOUT_PARTS):
         return None
     if issubclass(kind, types.MethodType):

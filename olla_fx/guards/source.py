@@ -33,7 +33,7 @@ from olla_fx.guards.reads import (
     followed_functions,
     variables,
 )
-from olla_fx.guards.snapshot import CONTAINERS, is_immutable, snapshot_of
+from olla_fx.guards.snapshot import CONTAINERS, FieldsRead, is_immutable, snapshot_of
 from olla_fx.torch_compat import Expression
 
 
@@ -49,7 +49,7 @@ def prologue_source(exact: ExactComparison, optimizer: OptimizerGuard | None) ->
         step's tensors, and the values of all placeholders before the caller's inputs, or None.
     """
     assumed = exact.assumed
-    writer = _Writer(assumed.reads.late.places())
+    writer = _Writer(assumed.reads.late.places(), assumed.reads.fields)
     writer.write_settings(assumed)
     writer.write_modules(exact)
     writer.write_classes(assumed.reads.attributes)
@@ -73,8 +73,9 @@ def prologue_source(exact: ExactComparison, optimizer: OptimizerGuard | None) ->
 class _Writer:
     """Text under construction, and the objects that it names."""
 
-    def __init__(self, late: frozenset[Place]) -> None:
+    def __init__(self, late: frozenset[Place], fields: FieldsRead) -> None:
         self._late = late
+        self._fields = fields
         self.lines = ["def prologue():"]
         self.objects: dict[str, Any] = {"ABSENT": ABSENT}
         self._names: dict[int, str] = {}
@@ -179,12 +180,12 @@ class _Writer:
 
     def _differs(self, present: str, value: object) -> str:
         taken = self.name("call", snapshot_of)
-        planned = snapshot_of(value)
-        without = snapshot_of(value, without=self._late) if self._late else planned
-        if without == planned:
-            return f"{taken}({present}) != {self.name('snapshot', planned)}"
-        places = f"without={self.name('late', self._late)}"
-        return f"{taken}({present}, {places}) != {self.name('snapshot', without)}"
+        planned = snapshot_of(value, fields=self._fields)
+        without = snapshot_of(value, without=self._late, fields=self._fields) if self._late else planned
+        options = f", fields={self.name('fields', self._fields)}" if self._fields else ""
+        if without != planned:
+            options += f", without={self.name('late', self._late)}"
+        return f"{taken}({present}{options}) != {self.name('snapshot', without)}"
 
     def write_classes(self, attributes: Iterable[GuardedAttribute]) -> None:
         """Check for every class what it has of its own under the names that were read from its instances."""

@@ -307,10 +307,10 @@ class PlannedModule(ContainerMethods, nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedModule:
         """Return a planned module of copies of model, loss and optimizer; it plans for itself."""
         old = self._request
+        remade = memo[id(self)] = PlannedModule.__new__(PlannedModule)  # the loss's object may hold it
         model, loss_fn, optimizer = copy.deepcopy((old.model, old.loss_fn, old.optimizer), memo)
         request = replace(old, model=model, loss_fn=loss_fn, optimizer=optimizer)
-        remade = _remade(request, self._example, self._answers)
-        memo[id(self)] = remade
+        PlannedModule.__init__(remade, _request_for(request, self._example, self._answers))
         remade.__dict__.update(copy.deepcopy(carried(self), memo))
         return remade
 
@@ -348,9 +348,14 @@ def _has_gradient(captured: CapturedStep, values: Sequence[Any]) -> bool:
 
 def _remade(request: StepRequest, example: Any, answers: Mapping[str, Any]) -> PlannedModule:
     """Make a planned module from the kinds of its example's tensors and the answers that these gave."""
+    return PlannedModule(_request_for(request, example, answers))
+
+
+def _request_for(request: StepRequest, example: Any, answers: Mapping[str, Any]) -> StepRequest:
+    """Return a request for the kinds of an example's tensors."""
     with torch_compat.new_fake_mode():
         inputs = pytree.tree_map_only(TensorSpec, _stand_in, example)
-    return PlannedModule(replace(request, inputs=inputs, answers=answers))
+    return replace(request, inputs=inputs, answers=answers)
 
 
 def _on_meta(spec: TensorSpec) -> torch.Tensor:

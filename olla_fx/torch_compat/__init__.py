@@ -53,6 +53,7 @@ from olla_fx.torch_compat.operators import (
 )
 from olla_fx.torch_compat.patches import (
     attribute_reads,
+    attributes_heard,
     seeding_replaced,
 )
 from olla_fx.torch_compat.repetition import TracedNodes, nodes_traced_for, repeat_nodes
@@ -138,6 +139,7 @@ __all__ = [
     "applied",
     "assume_sign",
     "attribute_reads",
+    "attributes_heard",
     "autocast_state",
     "backward_number",
     "below_autograd",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -39,6 +39,49 @@ def attribute_reads() -> Iterator[dict[tuple[int, str], torch.nn.Module]]:
                 delattr(torch.nn.Module, "__getattribute__")
             else:
                 setattr(torch.nn.Module, "__getattribute__", outer)  # noqa: B010
+
+
+@contextlib.contextmanager
+def attributes_heard(
+    kinds: Iterable[type], note_read: Callable[[Any, str], None], note_write: Callable[[Any, str], None]
+) -> Iterator[None]:
+    """Tell which attributes of plain Python objects this thread reads, assigns and deletes.
+
+    Args:
+        kinds: classes that look attributes up as ``object`` does; their subclasses are heard, too.
+        note_read: is told object and name before each read.
+        note_write: before each assignment and deletion.
+    """
+    thread = threading.get_ident()
+    saved: list[tuple[Any, str, Any]] = []
+
+    def replace(kind: Any, method: str, note: Callable[[Any, str], None]) -> None:
+        beneath = getattr(kind, method)
+        if getattr(beneath, "is_heard", False):  # a base's
+            return
+
+        def heard(value: Any, name: str, *new: Any) -> Any:
+            if threading.get_ident() == thread:
+                note(value, name)
+            return beneath(value, name, *new)
+
+        heard.is_heard = True  # type: ignore[attr-defined]
+        saved.append((kind, method, kind.__dict__.get(method)))
+        setattr(kind, method, heard)
+
+    with PATCHING:
+        try:
+            for kind in kinds:
+                replace(kind, "__getattribute__", note_read)
+                replace(kind, "__setattr__", note_write)
+                replace(kind, "__delattr__", note_write)
+            yield
+        finally:
+            for kind, method, own in reversed(saved):
+                if own is None:
+                    delattr(kind, method)
+                else:
+                    setattr(kind, method, own)
 
 
 @contextlib.contextmanager

@@ -354,7 +354,9 @@ class RememberingLoss:
         return F.cross_entropy(answer, target)
 
 
-@pytest.mark.parametrize(("make_loss", "said"), [(CountingLoss, "calls"), (RememberingLoss, "itself")])
+@pytest.mark.parametrize(
+    ("make_loss", "said"), [(CountingLoss, "calls"), (RememberingLoss, "RememberingLoss.calls")]
+)
 def test_losses_with_side_effects(make_loss, said):
     loss_fn = make_loss()
     refused(mlp(), said, loss_fn=loss_fn)
