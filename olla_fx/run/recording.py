@@ -118,6 +118,7 @@ class RecordingInterpreter(fx.Interpreter):
             numbers: attributes of the graph module that are others in this run.
         """
         super().__init__(graph_module, garbage_collect_values=True)
+        self.extra_traceback = False  # an error says what eager's says; a note names the operator
         self._operators = operators
         self._device = device
         self._numbers = numbers
@@ -128,8 +129,12 @@ class RecordingInterpreter(fx.Interpreter):
         return self._numbers[target] if target in self._numbers else super().get_attr(target, args, kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one node; note the addresses of an operator's results."""
-        value = super().run_node(n)
+        """Run one node; note the addresses of an operator's results, and the operator if it raises."""
+        try:
+            value = super().run_node(n)
+        except Exception as error:
+            error.add_note(f"raised by {n.name} in the planned step")
+            raise
         timestep = self._operators.get(n)
         if timestep is not None:
             self.addresses[timestep] = [

@@ -28,7 +28,7 @@ def skip_bad_batches(pair, batches):
             try:
                 answer = train(batch)
             except (IndexError, RuntimeError) as error:
-                errors.append(type(error))
+                errors.append((type(error), str(error)))
                 answer = None
             states.append((answer, random_states()))
         pair.calls += 1
