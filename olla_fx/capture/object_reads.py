@@ -42,7 +42,9 @@ _ALL_FIELDS = ("__dict__", "__reduce__", "__reduce_ex__", "__getstate__")
 
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 _NOT_HEARD: tuple[Any, ...] = (*PLAIN, *CONTAINERS, Mapping, enum.Enum, torch.Tensor, nn.Module, type)
-_COPIED_THEIR_WAY = ("__deepcopy__", "__reduce__", "__copy__")
+_OWN_WAYS = ("__getattribute__", "__deepcopy__", "__reduce__", "__copy__", "__del__")
+"""Methods of a class whose instances cannot be read, copied or dropped field by field."""
+
 _FARTHEST = DEEPEST + 2
 """How far from the loss and the modules classes are looked for; snapshots without names end before."""
 
@@ -212,7 +214,7 @@ def _tells_reads(kind: type) -> bool:
         return False
     if not all(base.__flags__ & _HEAP_TYPE and not base.__flags__ & _IMMUTABLE_TYPE for base in own):
         return False
-    if any(name in base.__dict__ for base in own for name in ("__getattribute__", *_COPIED_THEIR_WAY)):
+    if any(name in base.__dict__ for base in own for name in _OWN_WAYS):
         return False
     try:
         object.__new__(kind)

@@ -59,6 +59,16 @@ class Fallback:
         return self.values[name]
 
 
+class Profiler:
+    """Ends what it began."""
+
+    def __init__(self):
+        self.lines, self.factor = [], 1.0
+
+    def __del__(self):
+        self.lines.clear()
+
+
 class Trainer:
     """Holds all that a loop needs, of which the loss reads little."""
 
@@ -79,7 +89,7 @@ class Trainer:
         self.lock = threading.Lock()
         self.logger = logging.getLogger("trainer")
         self.batches = iter(DataLoader(TensorDataset(torch.zeros(4, 2)), batch_size=2))
-        self.myself = self
+        self.myself, self.profiler = self, Profiler()
 
     def loss(self, answer, target):
         return F.cross_entropy(answer, target) * self.read(self)
@@ -163,6 +173,7 @@ READS = {
     "removed": (_by_name, lambda it: delattr(it, "factor")),
     "whole": (lambda it: vars(it.settings)["factor"], lambda it: setattr(it.settings, "factor", 2.0)),
     "copied": (lambda it: copy.copy(it.settings).factor, lambda it: setattr(it.settings, "factor", 2.0)),
+    "ended": (lambda it: it.profiler.factor, lambda it: setattr(it.profiler, "factor", 2.0)),
     "namespace": (lambda it: it.namespace.factor, lambda it: setattr(it.namespace, "factor", 2.0)),
     "module": (
         lambda it: it.criterion.label_smoothing,
