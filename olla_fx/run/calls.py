@@ -18,8 +18,14 @@ from olla_fx.guards import other_libraries
 from olla_fx.guards.numbers import is_number
 from olla_fx.torch_compat import pytree
 
-_PARTS_OF_KIND = ("shape", "strides", "type", "device", "wanted gradient")
-"""What the key of a call tells tensors apart by."""
+_PARTS_OF_KIND = {
+    "shape": "Give it inputs of a few sizes (pad them, or sort them into buckets)",
+    "strides": "Give it inputs that lie in memory alike (tensor.contiguous())",
+    "type": "Give it inputs of one type",
+    "device": "Give it inputs on one device",
+    "wanted gradient": "Let the same inputs want a gradient at every call",
+}
+"""What the key of a call tells tensors apart by, and what helps if it differs at every call."""
 
 _TELLING = (int, float, complex, bool, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
 
@@ -99,6 +105,11 @@ class Call:
         tensors, numbers = [], {}
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor):
+                if not torch_compat.makes_plain_tensors(leaf):
+                    raise StepInputError(
+                        f"an input is a {type(leaf).__name__}, a tensor whose class decides what operators "
+                        "do and return, and a plan runs none of it: pass input.as_subclass(torch.Tensor)"
+                    )
                 if leaf.layout is not torch.strided:
                     raise StepInputError(f"an input is a {leaf.layout} tensor: pass a strided one")
                 wants_gradient = differentiates and leaf.requires_grad
@@ -129,27 +140,33 @@ def structure_of(key: Hashable) -> Hashable:
     )
 
 
-def what_differs(key: Key, planned: Key) -> str:
-    """Return in words how the inputs of a call differ from those that a plan is for.
+def what_differs(key: Key, planned: Key) -> tuple[str, str]:
+    """Return in words how the inputs of a call differ from those that a plan is for, and what helps.
 
     Args:
         key: of the call.
         planned: that of the plan.
     """
     new, old = cast(tuple[Any, ...], key), cast(tuple[Any, ...], planned)
-    if new[:2] != old[:2]:
-        return "gradients are wanted or not" if new[1] == old[1] else "the inputs have another structure"
+    if new[1] != old[1]:
+        return "the inputs have another structure", "Give it as many inputs, nested alike, at every call"
+    if new[0] != old[0]:
+        return (
+            "gradients are wanted or not",
+            "Plan the model twice, for calls that want gradients and for those that do not",
+        )
     for index, (kind, other) in enumerate(zip(new[2:], old[2:], strict=True)):
         if kind == other:
             continue
         if len(kind) == len(other) == 2:
-            return f"input {index} is {kind[1]!r}, and was {other[1]!r}"
+            advice = "Give what is no tensor a few values, or hand it over in a tensor"
+            return f"input {index} is {kind[1]!r}, and was {other[1]!r}", advice
         if len(kind) != len(other) or len(kind) == 1:
-            return f"input {index} is of another kind"
-        for name, one, two in zip(_PARTS_OF_KIND, kind, other, strict=False):
+            return f"input {index} is of another kind", "Give it inputs of the same kinds at every call"
+        for (name, advice), one, two in zip(_PARTS_OF_KIND.items(), kind, other, strict=False):
             if one != two:
-                return f"input {index} has {name} {one}, and had {two}"
-    return "the layout of its gradients"
+                return f"input {index} has {name} {one}, and had {two}", advice
+    return "the layout of its gradients", "Let its losses hand their gradients in in one memory layout"
 
 
 def call_kind(model: nn.Module, planned: Mode, inputs: tuple[Any, ...]) -> tuple[Mode, Hashable]:

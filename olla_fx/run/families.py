@@ -135,8 +135,7 @@ class Families:
 
     def __init__(self) -> None:
         """Start without families."""
-        self._families: list[FamilyPlans] = []
-        self._tangents: dict[Hashable, Tangents] = {}
+        self.clear()
 
     def __len__(self) -> int:
         """Return how many plans they keep."""
@@ -149,7 +148,8 @@ class Families:
 
     def clear(self) -> None:
         """Forget all families, and what could be none."""
-        self.__init__()  # type: ignore[misc]
+        self._families: list[FamilyPlans] = []
+        self._tangents: dict[Hashable, Tangents] = {}
 
     def fitting(
         self, key: Hashable, inputs: tuple[Any, ...], examples: Sequence[torch.Tensor]

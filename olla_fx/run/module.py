@@ -106,12 +106,8 @@ class PlannedModule(ContainerMethods, nn.Module):
             StepInputError: if the inputs cannot be used.
             StepModeError: if the model is in the other mode.
         """
-        if self._request.mode is not Mode.TRAINING:
-            if shows_the_model():
-                return torch_compat.call_itself(self._model, *inputs, **named)
-            if self._turn.is_taken and self._plans.falls_back and self._plans.saves_little:
-                self._beside_runs += 1
-                return run_in_eager(self._request, inputs, named)
+        if self._request.mode is not Mode.TRAINING and shows_the_model():
+            return torch_compat.call_itself(self._model, *inputs, **named)
         return self._run_call(inputs, named)
 
     @torch_compat.not_compiled
@@ -122,9 +118,13 @@ class PlannedModule(ContainerMethods, nn.Module):
         try:
             call = Call.of(self._request.mode, self._in_sequence(inputs, named))
         except StepInputError as error:
-            if self._request.mode is Mode.TRAINING or not self._plans.falls_back:
+            is_misuse = named and self._request.mode is Mode.TRAINING
+            if is_misuse or not self._plans.falls_back:
                 raise
             self._plans.note_refusal(error)
+            return run_in_eager(self._request, inputs, named)
+        if self._runs_beside(call):
+            self._beside_runs += 1
             return run_in_eager(self._request, inputs, named)
         # Every plan of the call may be made again after its run.
         plans = 2 if self._request.runs_in_micro_batches else 1
@@ -146,6 +146,11 @@ class PlannedModule(ContainerMethods, nn.Module):
         if executor.step.captured.mode is Mode.AUTOGRAD:
             return self._differentiate(planned, executor, values, sees_gradients)
         return self._infer(planned, values, limit)
+
+    def _runs_beside(self, call: Call) -> bool:
+        """Return True for a call that takes less time in eager while a run holds the module's buffer."""
+        is_held = self._request.mode is not Mode.TRAINING and self._turn.is_taken
+        return is_held and self._plans.falls_back and self._plans.saves_little(call)
 
     def _in_sequence(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         if not named:

@@ -34,6 +34,17 @@ from olla_solvers.effort.freed_memory import return_freed_memory
 
 logger = logging.getLogger(__name__)
 
+Heard = tuple[frozenset[tuple[str, ...]], ...]
+"""What the inputs of a call answer otherwise than those of the plans and families."""
+
+_KEEP_IN_TENSORS = (
+    "Keep what changes at every call in a tensor: an input or a buffer, which a plan reads anew"
+)
+_COMPUTE_WITH_TENSORS = (
+    "Python asks the inputs for values there, and each answer needs a plan: compute with tensors instead (a "
+    "mask, torch.where, tensor.max() without int() or item()), or give inputs that answer alike"
+)
+
 LITTLE_BYTES = 1 << 20
 """What a plan needs at least for its order to save anything worth its call on the stock allocator."""
 
@@ -95,10 +106,14 @@ class Plans:
         """Return how many plans there are."""
         return len(self.cache) + len(self.families)
 
-    @property
-    def saves_little(self) -> bool:
-        """True if the plan of the last call needs so little that beside another run it would save nothing."""
-        return self.current.plan.peak_bytes < LITTLE_BYTES
+    def saves_little(self, call: Call) -> bool:
+        """Return True if a call's plan needs so little that beside another run it would save nothing.
+
+        Args:
+            call: any; one of a kind that has no plan saves what the last one did.
+        """
+        alike = (plan for plan in (self.current, *self.cache.newest_first()) if plan.key == call.key)
+        return next(alike, self.current).plan.peak_bytes < LITTLE_BYTES
 
     @property
     def falls_back(self) -> bool:
@@ -172,11 +187,20 @@ class Plans:
                 return planned
         logger.info("running in eager: %s", new.reason or "a new kind of call")
         if self.new_kinds.note_eager_call():
-            answer = self.families.other_answer(key, new.kind, new.call.tensors)
-            why = new.reason or answer or what_differs(key, self.current.key)
-            model = type(self._request.model).__name__
-            warnings.warn(_settled_text(model, why, answers_change=any(heard)), RuntimeWarning, stacklevel=7)
+            warnings.warn(self._settled_text(new, heard), RuntimeWarning, stacklevel=7)
         return None
+
+    def _settled_text(self, new: NewCall, heard: Heard) -> str:
+        """Return what is said if most calls run in eager: what keeps changing, and what would help."""
+        call = new.call
+        why = new.reason or self.families.other_answer(call.key, new.kind, call.tensors)
+        advice = _KEEP_IN_TENSORS
+        if any(heard):
+            advice = _COMPUTE_WITH_TENSORS
+        elif why is None:
+            why, advice = what_differs(call.key, self.current.key)
+        model = type(self._request.model).__name__
+        return f"most calls of {model} run in eager, since they keep changing: {why}. {advice}"
 
     def note_refusal(self, error: OllaError) -> None:
         """Warn, once for each reason, that a kind of call runs in eager."""
@@ -307,17 +331,3 @@ class Plans:
         executor = Executor(CompileRequest(self._request), step)
         graphed = GraphedStep(step.captured, executor) if self._request.options.cuda_graph else None
         return executor, graphed
-
-
-def _settled_text(model: str, why: str, *, answers_change: bool) -> str:
-    advice = (
-        "Give it inputs of a few sizes (pad them, or sort them into buckets), and keep what changes at every "
-        "call in a tensor: an input or a buffer, which a plan reads anew"
-    )
-    if answers_change:
-        advice = (
-            "Python asks the inputs for values there, and each answer needs a plan: compute with tensors "
-            "instead (a mask, torch.where, tensor.max() without int() or item()), or give inputs that answer "
-            "alike"
-        )
-    return f"most calls of {model} run in eager, since they keep changing: {why}. {advice}"

@@ -36,6 +36,13 @@ def _spec_of_leaves(count: int) -> Any:
     return _pytree.tree_structure((0,) * count)
 
 
+def makes_plain_tensors(tensor: torch.Tensor) -> bool:
+    """Return False for a tensor whose class has a say in what operators do with it and return."""
+    kind = type(tensor)
+    plain: Any = torch._C._disabled_torch_function_impl
+    return kind is torch.Tensor or getattr(kind, "__torch_function__", plain) is plain
+
+
 def states_of(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
     """Return :data:`version_of` and the address of each tensor."""
     return list(map(version_of, tensors)), list(map(torch.Tensor.data_ptr, tensors))

@@ -1,5 +1,6 @@
 """Calls that have no plan run in eager, with eager's results, and are planned when they come again."""
 
+import collections
 import copy
 import math
 import warnings
@@ -14,7 +15,7 @@ from olla_fx import CaptureError
 from olla_fx.run.new_kinds import CALLS_BEFORE_WARNING
 from tests.olla_fx.comparisons import assert_close, assert_same, random_states
 from tests.olla_fx.harness import OwnLoop, WholeStep, assert_served
-from tests.olla_fx.helpers import ADAMW, SmallNet, images
+from tests.olla_fx.helpers import ADAMW, SmallNet, images, mlp, sgd, vectors
 from tests.olla_fx.run.whole_step.clipped import ClippedStep
 
 ONE_PLAN_A_SIZE = {"fallback": "eager", "dynamic": False}
@@ -127,7 +128,7 @@ def test_a_number_that_changes_at_every_call(make):
             pair.change(set_weight(0.5 - 0.01 * index))
             pair.train(batch)
 
-    with pytest.warns(RuntimeWarning, match="most calls of Exponential run in eager.*weight changed"):
+    with pytest.warns(RuntimeWarning, match="most calls of Exponential run in eager.*weight changed. Keep"):
         anneal()
     pair.compare()
     assert (pair.step.stats.eager_runs, pair.step.stats.cached_plans) == (CALLS_BEFORE_WARNING + 3, 1)
@@ -368,3 +369,76 @@ def test_a_small_model_that_is_called_many_times_before_backward():
     planned(states[0])
     assert_served(planned)
     assert planned.stats.stock_runs == 0
+
+
+def test_a_large_call_beside_a_small_run_is_planned():
+    model = nn.Sequential(nn.Linear(4, 512), nn.Tanh(), nn.Linear(512, 2))
+    planned = olla_fx.optimize(model, torch.zeros(2048, 4), **ONE_PLAN_A_SIZE)
+    small, large = torch.randn(1, 4), torch.randn(2048, 4)
+    for x in (large, large, small, small, small):
+        planned(x).sum().backward()
+    before = planned.stats
+    waiting = planned(small)
+    assert planned.plan.peak_bytes < 1 << 20
+    planned(large).sum().backward()
+    assert planned.stats.stock_runs == before.stock_runs + 1
+    planned(small).sum().backward()
+    assert planned.stats.eager_runs == before.eager_runs + 1
+    waiting.sum().backward()
+
+
+class Tagged(torch.Tensor):
+    """Operators give tensors of its class."""
+
+
+@pytest.mark.parametrize("mode", ["own loop", "inference", "whole step"])
+def test_a_tensor_of_a_class_of_its_own(mode):
+    model, (x, y) = mlp(), vectors(1)[0]
+    tagged = x.as_subclass(Tagged)
+    planned = {
+        "own loop": lambda example: olla_fx.optimize(model, example),
+        "inference": lambda example: olla_fx.optimize(model.eval(), example),
+        "whole step": lambda example: olla_fx.optimize(
+            model, (example, y), loss_fn=F.cross_entropy, optimizer=sgd(model.parameters())
+        ),
+    }[mode]
+    with pytest.raises(olla_fx.StepInputError, match=r"a Tagged, .*as_subclass\(torch.Tensor\)"):
+        planned(tagged)
+    eager = copy.deepcopy(model)
+    module = planned(x)
+    with pytest.warns(RuntimeWarning, match="cannot be planned and runs in eager: an input is a Tagged"):
+        answer = module(tagged, y) if mode == "whole step" else module(tagged)
+    expected = F.cross_entropy(eager(tagged), y) if mode == "whole step" else eager(tagged)
+    assert type(answer) is type(expected) is Tagged
+    assert_same(expected.detach(), answer.detach(), "answer")
+
+
+class Either(nn.Module):
+    """Takes one input or more."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x, *more):
+        return sum(map(self.body, more), self.body(x))
+
+
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        (
+            [lambda module, x, count=count: module(x, *[x] * count) for count in range(1, 20)],
+            "another structure. Give it as many inputs",
+        ),
+        (
+            [lambda module, x, size=size: module(x[:1].expand(size, -1)) for size in range(5, 24)],
+            "has shape .*. Give it inputs of a few sizes",
+        ),
+    ],
+    ids=["structure", "shape"],
+)
+def test_the_advice_fits_what_changes(calls, said):
+    module, x = olla_fx.optimize(Either(), vectors(1)[0][0], dynamic=False), vectors(1)[0][0]
+    with pytest.warns(RuntimeWarning, match=f"most calls of Either run in eager.*{said}"):
+        collections.deque((call(module, x) for call in calls), maxlen=0)

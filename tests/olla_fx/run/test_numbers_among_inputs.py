@@ -1,5 +1,6 @@
 """Python numbers among the inputs of a call are bound late when they change, like those of a model."""
 
+import copy
 import math
 import warnings
 
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import olla_fx
+from tests.olla_fx.comparisons import assert_same, assert_same_gradients
 from tests.olla_fx.harness import OwnLoop, WholeStep, assert_served, check_inference
 from tests.olla_fx.helpers import ADAMW, mlp, vectors
 
@@ -125,3 +127,28 @@ def test_two_modules_of_one_model_keep_their_numbers():
         for step, factor in zip(steps, (1, 2), strict=True):
             x = VECTORS[0][0]
             assert torch.equal(step(x, number * factor), model(x, number * factor))
+
+
+class SwallowsNames(nn.Module):
+    """Takes what it does not name, as models of transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+
+    def forward(self, x, **others):
+        return self.body(x) / others["num_items_in_batch"]
+
+
+def test_a_number_by_a_name_that_forward_only_swallows():
+    model, x = SwallowsNames(), torch.randn(3, 4)
+    eager = copy.deepcopy(model)
+    planned = olla_fx.optimize(model, {"x": x, "num_items_in_batch": 3}, solver="none", fallback="raise")
+    for count in range(3, 12):
+        outputs = [called(x, num_items_in_batch=count) for called in (eager, planned)]
+        assert_same(*outputs, "outputs")
+        for output in outputs:
+            output.sum().backward()
+        assert_same_gradients(eager, model)
+    assert_served(planned)
+    assert planned.stats.cached_plans == 2
