@@ -47,17 +47,20 @@ class _Numbers(_symbolic_shapes.ShapeEnv):
     def __init__(self) -> None:
         super().__init__(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=False)
         self.comparable: dict[Any, Compare] = {}
+        self.signs: dict[Any, int] = {}
 
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         """Decide an expression; where nobody else can, by comparing a number with a constant."""
+        compared = _compared(orig_expr)
+        # At once, not by PyTorch's algebra: what that imports, and reads of sources, is 4 MiB.
+        for number, relation, value in compared:
+            if number in self.signs and value == 0:
+                return sympy.true if relation(self.signs[number], 0) else sympy.false
         try:
             return super().evaluate_expr(orig_expr, *args, **kwargs)
         except _symbolic_shapes.GuardOnDataDependentSymNode:
-            relations = _RELATIONS.get(orig_expr.func)
-            for index, relation in enumerate(relations or ()):
-                number, constant = orig_expr.args[index], orig_expr.args[1 - index]
-                if number in self.comparable and (constant.is_Integer or constant.is_Float):
-                    value = int(constant) if constant.is_Integer else float(constant)
+            for number, relation, value in compared:
+                if number in self.comparable:
                     return sympy.true if self.comparable[number](relation, value) else sympy.false
             raise
 
@@ -69,6 +72,16 @@ class _Numbers(_symbolic_shapes.ShapeEnv):
 
     def _log_create_unbacked_symbol(self, *args: Any, **kwargs: Any) -> None:
         """Log no stack that made a number."""
+
+
+def _compared(expression: Any) -> list[tuple[Any, Callable[..., bool], int | float]]:
+    """Return what a relation to a constant compares: a symbol or term, the relation, and the constant."""
+    compared = []
+    for index, relation in enumerate(_RELATIONS.get(expression.func, ())):
+        number, constant = expression.args[index], expression.args[1 - index]
+        if constant.is_Integer or constant.is_Float:
+            compared.append((number, relation, int(constant) if constant.is_Integer else float(constant)))
+    return compared
 
 
 def answer_comparisons(number: Any, compare: Compare) -> None:
@@ -164,4 +177,5 @@ def has_open_sizes(value: object) -> bool:
 
 def assume_sign(number: Any, *, positive: bool) -> None:
     """Let a symbolic number answer comparisons with 0; a concrete one is left alone."""
-    torch._check(number > 0 if positive else number < 0)  # type: ignore[no-untyped-call]
+    if isinstance(number, torch.SymInt | torch.SymFloat):
+        number.node.shape_env.signs[number.node.expr] = 1 if positive else -1
