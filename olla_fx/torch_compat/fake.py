@@ -70,8 +70,13 @@ class _Numbers(_symbolic_shapes.ShapeEnv):
         """Look for no line of the user's that made a number."""
         return inspect.currentframe()
 
+    # For a log that nobody reads, PyTorch reads the sources of all functions on the stack, which is 2 MiB.
+
     def _log_create_unbacked_symbol(self, *args: Any, **kwargs: Any) -> None:
         """Log no stack that made a number."""
+
+    def _log_guard(self, *args: Any, **kwargs: Any) -> None:
+        """Log no stack that assumed something of a number."""
 
 
 def _compared(expression: Any) -> list[tuple[Any, Callable[..., bool], int | float]]:
