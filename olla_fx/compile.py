@@ -23,6 +23,7 @@ from olla_fx.passes import run_passes
 from olla_fx.progress import Progress
 from olla_fx.step_plan import Plan
 from olla_fx.time_limit import TimeLimit
+from olla_solvers.effort.freed_memory import garbage_collected
 from olla_solvers.pauses import held_at
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import Offset, Problem
@@ -222,11 +223,12 @@ def plan_of(step: CompiledStep, update: CompiledStep | None) -> Plan:
 @contextlib.contextmanager
 def _told(request: CompileRequest) -> Iterator[Progress]:
     """Yield what tells the progress of a request: its caller's, or one of its own."""
-    if request.progress is not None:
-        yield request.progress
-        return
-    with Progress() as progress:
-        yield progress
+    with garbage_collected():
+        if request.progress is not None:
+            yield request.progress
+            return
+        with Progress() as progress:
+            yield progress
 
 
 @contextlib.contextmanager

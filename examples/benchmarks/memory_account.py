@@ -3,18 +3,19 @@
     python examples/benchmarks/memory_account.py --case ResNet-18 --way "own loop"
     python examples/benchmarks/memory_account.py --case AdamW --way "whole step" --lines 30
 
-One case of ``process_memory.py`` runs in one way, in memory ``returned``. The rows are MiB over the loaded model:
+One case of ``process_memory.py`` runs in one way, in memory ``returned``. The rows are MiB over the loaded
+model:
 
 * *resident*: the growth of the process, and *peak*, the most that it had so far.
 * *library code*: pages of files, as those of PyTorch's libraries that code or its constants lie in. They are
   clean, processes share them, and the system takes them away when memory is short.
 * *library data*: pages of these files that were written to, relocated addresses for the most part.
 * *buffer*: pages of planned buffers that are resident.
-* *Python*: arenas of Python's allocator for objects of up to 512 B, each 256 KiB or 1 MiB, of which *objects* are in use.
+* *Python*: arenas of Python's allocator for objects of up to 512 B; *objects*: what is in use of them.
 * *other*: the rest: what C++ and larger Python objects allocate, and tensors outside of buffers.
 
-Then come the modules that were imported on the way, and with ``--lines`` the lines of Python whose objects are
-alive in the end, which a second process finds out, since tracing them takes memory itself.
+Then come the modules that were imported on the way, and with ``--lines`` the lines of Python whose objects
+are alive in the end, which a second process finds out, since tracing them takes memory itself.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from typing import Any
 import torch
 from memory_cases.cases import CASES, Run
 from memory_cases.measure import SEED, WAYS, ProcessGauge, alive, ready
+from process_memory import MIB, SETTINGS
 
 from olla_fx.arena import Buffer
-from process_memory import MIB, SETTINGS
 
 Account = dict[str, float]
 COLUMNS = ("resident", "peak", "library code", "library data", "buffer", "Python", "objects", "other")
@@ -192,7 +193,9 @@ def _print_lines(options: argparse.Namespace) -> None:
     gc.collect()
     snapshot = tracemalloc.take_snapshot()
     used, most = tracemalloc.get_traced_memory()
-    print(f"\nPython's objects alive: {used / MIB:.1f} MiB, at most {most / MIB:.1f}. By file, then by line:\n")
+    print(
+        f"\nPython's objects alive: {used / MIB:.1f} MiB, at most {most / MIB:.1f}. By file, then by line:\n"
+    )
     for key in ("filename", "lineno"):
         for statistic in snapshot.statistics(key)[: options.lines]:
             frame = statistic.traceback[0]

@@ -45,7 +45,7 @@ from olla_fx.run.recording import (
 )
 from olla_fx.run.waiting import gathered
 from olla_fx.time_limit import TimeLimit
-from olla_solvers.effort.freed_memory import return_freed_memory
+from olla_solvers.effort.freed_memory import garbage_collected, return_freed_memory
 
 MOST_RECORDINGS = 4
 """A step whose requests change from run to run is recorded so often, and then left as it is."""
@@ -350,7 +350,8 @@ class Run:
             return function(*arguments)
         allocate_library_workspaces(self.step.captured.device)
         if self.recorded:
-            results = self._record(self.arena, index, arguments)
+            with garbage_collected():  # the graph that was written for it
+                results = self._record(self.arena, index, arguments)
         else:
             results = self.arena.run(function, arguments)
         counts = self.arena.counts()

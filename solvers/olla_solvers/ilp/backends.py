@@ -193,10 +193,12 @@ def _run_process(folder: str, time_limit: float | None) -> tuple[bool, str]:
 
 @cache
 def _has_cbc() -> bool:
-    """Return True if PuLP can run CBC: 3.x carries it, 4.x has it in an extra."""
-    from olla_solvers.ilp.solver_process import available_adapter
+    """Return True if PuLP can run CBC: 3.x carries it, 4.x has it in an extra.
 
-    return available_adapter("cbc") is not None
+    Only PuLP knows, which imports all solvers that are installed; a process of its own takes these along.
+    """
+    code, _ = run_module("olla_solvers.ilp.solver_process", ("--available", "cbc"), os.curdir, None)
+    return code == 0
 
 
 def _to_document(model: LinearModel) -> dict[str, Any]:

@@ -29,7 +29,9 @@ def solve_with_any(
     spans: Sequence[Span], known: Sequence[Offset], bound: Bytes, deadline: float
 ) -> tuple[Sequence[Offset], SolverReport]:
     """Run the program with the first solver that takes it; arguments as for :func:`solve_with`."""
-    for solver in backends.available_solvers():
+    for solver in backends.SOLVERS:
+        if not backends.is_installed(solver):
+            continue
         try:
             return solve_with(spans, known, bound, solver, deadline)
         except SolverUnavailableError:

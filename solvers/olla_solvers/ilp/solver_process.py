@@ -2,7 +2,8 @@
 
 A process of its own can be ended at its deadline, which CBC, HiGHS and Gurobi overrun, and keeps the
 solvers' libraries and their output out of the caller. It is started by :mod:`olla_solvers.ilp.backends` as
-``python -m olla_solvers.ilp.solver_process request.json response.json`` in an empty folder.
+``python -m olla_solvers.ilp.solver_process request.json response.json`` in an empty folder; with
+``--available cbc`` it only tells, by its exit status, whether PuLP can run a solver.
 """
 
 from __future__ import annotations
@@ -184,4 +185,6 @@ def _gurobi_end(problem: Any) -> tuple[float | None, str, bool]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "--available":
+        sys.exit(available_adapter(sys.argv[2]) is None)
     main(sys.argv[1], sys.argv[2])

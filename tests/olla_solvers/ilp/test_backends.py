@@ -23,6 +23,7 @@ import pathlib, pkgutil, sys
 import olla_solvers
 for module in pkgutil.walk_packages(olla_solvers.__path__, "olla_solvers."):
     __import__(module.name)
+olla_solvers.ilp.backends.available_solvers()
 print(*sorted({"torch", "pulp", "gurobipy", "highspy"} & set(sys.modules)))
 """
 
