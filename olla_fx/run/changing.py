@@ -22,6 +22,7 @@ from olla_fx.capture.varying import TangentsSeen, VaryingSizes, varying_sizes
 from olla_fx.compile import CompiledStep
 from olla_fx.errors import CaptureError, NumberNotLateError
 from olla_fx.guards import LateBinding, NumberSlot, Prologue
+from olla_fx.guards.numbers import can_be_late
 from olla_fx.run.answers import Answers
 from olla_fx.run.calls import structure_of
 from olla_fx.run.plan_cache import Strides
@@ -86,6 +87,7 @@ class ChangedCall:
         specs: the tensors of the call.
         numbers: those that are to be inputs of the graph from now on, as they were.
         constants: other numbers that differ, by name, as they are.
+        later: the names of constants that may be inputs of the graph once there is a plan to compare with.
         changed: the dimensions that differ.
         varying: the sizes that are to be symbols; None if none are.
         sizes: those of the earlier step.
@@ -95,6 +97,7 @@ class ChangedCall:
     specs: tuple[TensorSpec, ...]
     numbers: Mapping[NumberSlot, float]
     constants: Mapping[str, object] = field(default_factory=dict)
+    later: frozenset[str] = frozenset()
     changed: Dimensions = frozenset()
     varying: VaryingSizes | None = None
     sizes: tuple[int, ...] = ()
@@ -103,16 +106,25 @@ class ChangedCall:
     def changes(self) -> tuple[tuple[str, object], ...]:
         """What the model differs in from the earlier step, whatever numbers that may be inputs are."""
         late = ((slot.name, "another number") for slot in self.numbers)
-        return (*late, *((name, repr(number)) for name, number in self.constants.items()))
+        constants = (
+            (name, f"another {type(number).__name__}" if name in self.later else repr(number))
+            for name, number in self.constants.items()
+        )
+        return (*late, *constants)
 
     def is_refused_for_numbers(self, error: CaptureError) -> bool:
         """Return True if it was for the numbers that the step could not be captured with symbols."""
         return bool(self.numbers) and (self.varying is None or isinstance(error, NumberNotLateError))
 
-    def with_constants(self) -> ChangedCall:
-        """Return the same with no further numbers as inputs of the graph."""
-        constants = {**self.constants, **{slot.name: slot.read() for slot in self.numbers}}
-        return replace(self, numbers={}, constants=constants)
+    def with_constants(self, *, later: bool = False) -> ChangedCall:
+        """Return the same with no further numbers as inputs of the graph.
+
+        Args:
+            later: True if they may be inputs once there is a plan to compare with.
+        """
+        constants = {slot.name: slot.read() for slot in self.numbers}
+        names = self.later | (constants.keys() if later else frozenset())
+        return replace(self, numbers={}, constants={**self.constants, **constants}, later=names)
 
     def symbols(self, tangents: Tangents) -> SymbolRequest:
         """Return what to capture the step with.
@@ -210,13 +222,14 @@ class Changing:
         if differing is None:
             return None
         call = replace(call, numbers=differing)
+        may_become_late = self._may_be_late(differing) and all(can_be_late(slot.read()) for slot in differing)
         may_be_late = (
-            self._may_be_late(differing)
+            may_become_late
             and all(slot.may_be_late(number) for slot, number in differing.items())
             and not any(_takes_another_branch(one.captured.reads.late, differing) for one in alike)
         )
         if not may_be_late:
-            return call.with_constants() if with_sizes else None
+            return call.with_constants(later=may_become_late) if with_sizes else None
         return call if differing or with_sizes else None
 
     def refuse(self, call: ChangedCall, error: CaptureError) -> bool:

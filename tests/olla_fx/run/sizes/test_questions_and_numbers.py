@@ -170,6 +170,26 @@ def test_a_family_for_each_decision():
     assert pair.step.stats.families == 2
 
 
+class FallingStep(WholeStep):
+    """A whole step of which some calls run in eager: there is nothing to say of their arrays."""
+
+    def _check_service(self, batch):
+        pass
+
+
+def test_the_other_branch_of_a_number_that_changes_at_every_call_is_planned():
+    torch.manual_seed(0)
+    loss_fn = Annealed(lambda loss, weight: loss * weight if weight > 1 else loss + weight)
+    pair = FallingStep(Encoder(), MOMENTUM, words(4, 9), loss_fn, fallback="eager")
+    for index in range(40):
+        loss_fn.weight = 0.05 * (index + 1)
+        pair.train(words(4, 3 + index * 7 % 23))
+    pair.compare()
+    assert pair.step.stats.families == 2
+    assert pair.step.stats.eager_runs <= 6
+    assert_served(pair.step)
+
+
 @pytest.mark.parametrize(
     "function",
     [
