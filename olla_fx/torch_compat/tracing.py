@@ -24,6 +24,7 @@ from torch.nn.modules import activation as _activation
 from torch.utils import checkpoint as _checkpoint
 
 from olla_fx.torch_compat.composite import composite_operators_as_in_eager
+from olla_fx.torch_compat.convolutions import convolutions_of_any_batch
 from olla_fx.torch_compat.patches import PATCHING
 from olla_fx.torch_compat.tensors import storage_key
 
@@ -71,6 +72,7 @@ def trace_functional(
         _without_stack_traces(),
         _lazy_graph_module._use_lazy_graph_module(True),
         composite_operators_as_in_eager(),
+        convolutions_of_any_batch(),
         _fused_inference_layers(),
         _checkpoints_as_in_eager(),
         _functional_tensor.FunctionalTensorMode(_allow_token_discovery=True),

@@ -39,7 +39,7 @@ CASES = {
     "encoder, length": (lambda: Encoder(0.1), words, word_loss, LENGTHS),
     "encoder, batch and length": (lambda: Encoder(0.1), words, word_loss, BATCHES_AND_LENGTHS),
     "decoder, batch and length": (Decoder, words, word_loss, BATCHES_AND_LENGTHS),
-    "convolutions, batch": (ConvNet, images, F.cross_entropy, [(size,) for size in (4, 6, 2, 3, 9, 12, 7)]),
+    "convolutions, batch": (ConvNet, images, F.cross_entropy, [(size,) for size in (4, 6, 2, 9, 20, 7, 15)]),
     "convolutions, image size": (ConvNet, images, F.cross_entropy, IMAGES),
 }  # fmt: skip
 
