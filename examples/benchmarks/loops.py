@@ -10,8 +10,8 @@ falls, images that grow while their batches shrink, DQN and REINFORCE.
 Times are those of whole loops, planning included; each loop has a process of its own, as a user's has, so
 that the first capture includes what tracing imports. Each step is run in eager and planned, one right after
 the other, from the same weights and random numbers; losses and weights must be equal to the last bit. Times
-are processor time of one thread. A loop is fast enough if it takes at most eager's time and four times the first
-capture, its second half at most 1.10 times eager's, and if 95 % of the steps of its second half are planned.
+are processor time of one thread. A loop is fast enough if it takes at most eager's time and four times the
+first capture, its second half at most 1.10 times eager's, and if 95 % of the steps of that half are planned.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def convolutions_of_any_batch() -> Iterator[None]:
                 if features.device.type == "cpu" and not decides:
                     many = features.new_empty_strided((_MANY, *features.shape[1:]), features.stride())
                     backend = original(many, weight, *args, **kwargs)
-                    if backend == torch._C._ConvBackend.Mkldnn:
+                    if backend == torch._C._ConvBackend.Mkldnn:  # type: ignore[attr-defined]
                         return backend
             return original(features, weight, *args, **kwargs)
 
