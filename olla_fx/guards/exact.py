@@ -7,7 +7,7 @@ another object than before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from torch import nn
 
 from olla_fx import torch_compat
 from olla_fx.guards.inputs import Facts, Mode, Role, StepInput, TensorSlot
-from olla_fx.guards.numbers import NumberSlot, changed
+from olla_fx.guards.numbers import NumberSlot
 from olla_fx.guards.optimizer import OptimizerGuard, OptimizerLayout
 from olla_fx.guards.reads import Reads
 from olla_fx.guards.snapshot import Same
@@ -102,23 +102,11 @@ class ExactComparison:
                 if present != planned
             )
 
-    def changed_numbers(
-        self, are_wanted: Callable[[Iterable[NumberSlot]], bool]
-    ) -> dict[NumberSlot, float] | None:
-        """Return the numbers for which alone the plan does not fit, as they were; None if there is more.
-
-        Args:
-            are_wanted: returns False for numbers that need not be looked at further.
-        """
+    def differing_numbers(self) -> dict[NumberSlot, float]:
+        """Return the numbers that differ and may be inputs of a graph, as they were."""
         with self._writes_assumed():
             present = [(slot, number, slot.read()) for slot, number in self._numbers]
-        numbers = {slot: number for slot, number, now in present if _differ(now, number)}
-        if not are_wanted(numbers):
-            return None
-        if not numbers:
-            return {} if self.why_not() is None else None
-        reasons = {changed(slot) for slot in numbers}
-        return numbers if all(reason in reasons for reason, _ in self.changes()) else None
+        return {slot: number for slot, number, now in present if _differ(now, number)}
 
     def lost(self) -> str | None:
         """Return which module or tensor is gone, or has another place or kind; None if none is."""

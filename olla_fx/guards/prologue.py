@@ -2,7 +2,8 @@
 
 As Lightning Thunder's prologue, the generated function checks that a plan fits and gathers the values of its
 placeholders. If it is not sure, the exact comparison decides; if nothing really changed, the prologue is
-written anew for the present objects, else the plan is not used and the reason is said.
+written anew for the present objects, else the plan is not used and the reason is said. A state that the plan
+does not fit, and that lasts, gets a function of its own, which tells that nothing has changed since.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from olla_fx import torch_compat
 from olla_fx.errors import StepInputError
 from olla_fx.guards.exact import Assumptions, ExactComparison
 from olla_fx.guards.inputs import WANTS_GRADIENT, Mode, Role, step_modules
-from olla_fx.guards.numbers import NumberSlot
+from olla_fx.guards.numbers import NumberSlot, changed
 from olla_fx.guards.optimizer import InitialState, OptimizerGuard
 from olla_fx.guards.source import prologue_source
 
@@ -31,11 +32,30 @@ _UNCHECKED = (Role.SCALAR, Role.NUMBER, Role.EXAMPLE)
 """Placeholders whose values are no tensors, or are told apart before a plan is asked."""
 
 
+Changes = tuple[tuple[str, object], ...]
+"""What model and settings differ in from what a plan assumes: what is said, and what is new."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mismatch:
     """The reason why a plan no longer fits."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _OtherState:
+    """The state of model and settings at a call for which there was no plan.
+
+    Attributes:
+        changes: what differs from what the plan assumes.
+        lasts: returns None once something has changed since; None if there is no such function.
+        has_writes: True if what a first forward writes was there.
+    """
+
+    changes: Changes
+    lasts: Callable[[], object] | None = None
+    has_writes: bool = False
 
 
 class Prologue:
@@ -85,6 +105,7 @@ class Prologue:
         self._exact = ExactComparison(assumed, self._modules, self._optimizer, differentiates=differentiates)
         self._generated: Callable[[], tuple[list[torch.Tensor], list[Any]] | None] | None = None
         self._code: types.CodeType | None = None
+        self._other = _OtherState(())
         self.source = ""
 
     def check(self, examples: Sequence[torch.Tensor]) -> list[Any] | None:
@@ -96,13 +117,8 @@ class Prologue:
         Raises:
             StepInputError: as :meth:`run`.
         """
-        if self._generated is None or (self._optimizer is not None and self._optimizer.created):
-            return None
-        try:
-            gathered = self._generated()
-        except _NOT_SURE:
-            return None
-        if gathered is None or (self._has_writes and not self._exact.are_writes_made()):
+        gathered = self._gathered()
+        if gathered is None:
             return None
         tensors, values = gathered
         self._refuse_inputs(examples)
@@ -114,6 +130,16 @@ class Prologue:
                 return None
             self._refuse_overlaps(values)
         return values
+
+    def _gathered(self) -> tuple[list[torch.Tensor], list[Any]] | None:
+        """Return the step's tensors, and all values before the inputs; None if only comparing can tell."""
+        if self._generated is None or (self._optimizer is not None and self._optimizer.created):
+            return None
+        try:
+            gathered = self._generated()
+        except _NOT_SURE:
+            return None
+        return None if self._has_writes and not self._exact.are_writes_made() else gathered
 
     def run(self, examples: Sequence[torch.Tensor]) -> list[Any] | Mismatch:
         """Return the values of all placeholders, in order, or why the plan does not fit.
@@ -128,6 +154,10 @@ class Prologue:
         values = self.check(examples)
         if values is not None:
             return values
+        if self._other.changes and self._is_as_before():
+            return Mismatch(self._other.changes[0][0])
+        if not self._takes_same_branches():
+            return Mismatch("another branch is taken by a number")
         reason = self._exact.why_not()
         if reason is not None:
             return Mismatch(reason)
@@ -135,9 +165,46 @@ class Prologue:
         self._generate(values)
         return values
 
-    def changes(self) -> tuple[tuple[str, object], ...]:
+    def changes(self) -> Changes:
         """Return what model and settings differ in from what the plan assumes."""
-        return self._exact.changes()
+        if self._gathered() is not None:
+            return ()
+        if self._is_as_before():
+            return self._other.changes
+        changes = self._exact.changes()
+        lasts = None
+        # Only for a state that lasts: writing a function takes longer than an exact comparison.
+        if changes == self._other.changes and self._exact.lost() is None:
+            lasts = self._function_of_now()
+        self._other = _OtherState(changes, lasts, self._exact.are_writes_made())
+        return changes
+
+    def _function_of_now(self) -> Callable[[], object] | None:
+        """Return a function as the generated one for the present state; None if an optimizer has none yet."""
+        tensors = [slot.table(module)[slot.key] for slot, module in self._places]
+        try:
+            of_optimizer, created = self._optimizer.gather() if self._optimizer is not None else ([], {})
+            source, objects = self._written([*tensors, *of_optimizer])
+        except _NOT_SURE:
+            return None
+        exec(compile(source, "<another state of a model>", "exec"), objects)
+        function: Callable[[], object] = objects["prologue"]
+        return None if created else function
+
+    def _takes_same_branches(self) -> bool:
+        """Return True if the numbers that are bound late decide as the plan assumes."""
+        late = self._assumed.reads.late
+        return not late.slots or late.suits(late.gather())
+
+    def _is_as_before(self) -> bool:
+        """Return True if nothing has changed since :meth:`changes` found what it did not fit."""
+        if self._other.lasts is None:
+            return False
+        try:
+            lasts = self._other.lasts() is not None
+        except _NOT_SURE:
+            return False
+        return lasts and self._exact.are_writes_made() == self._other.has_writes
 
     def changed_numbers(
         self, are_wanted: Callable[[Iterable[NumberSlot]], bool]
@@ -147,7 +214,15 @@ class Prologue:
         Args:
             are_wanted: returns False for numbers that need not be looked at further.
         """
-        return self._exact.changed_numbers(are_wanted)
+        if self._gathered() is not None:
+            return {}
+        if not self._takes_same_branches():
+            return None
+        numbers = self._exact.differing_numbers()
+        if not are_wanted(numbers):
+            return None
+        reasons = {changed(slot) for slot in numbers}
+        return numbers if all(reason in reasons for reason, _ in self.changes()) else None
 
     def fits(self) -> bool:
         """Return True if the plan fits the model as it is now."""
@@ -214,11 +289,17 @@ class Prologue:
 
     def _generate(self, values: Sequence[Any]) -> None:
         """Write the generated function for the present objects, and compile it if its text is new."""
-        source, objects = prologue_source(self._exact, self._optimizer)
-        roles = (item.role for item in self._assumed.inputs)
-        tensors = [value for value, role in zip(values, roles, strict=False) if role not in _UNCHECKED]
-        objects["fit"] = torch_compat.tensors_fit(tensors)
+        source, objects = self._written(values)
         if self._code is None or source != self.source:
             self._code, self.source = compile(source, "<guards of a plan>", "exec"), source
         exec(self._code, objects)
         self._generated = objects["prologue"]
+        self._other = _OtherState(())
+
+    def _written(self, values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
+        """Write the function for the present objects; return its text, and the objects by name."""
+        source, objects = prologue_source(self._exact, self._optimizer)
+        roles = (item.role for item in self._assumed.inputs)
+        tensors = [value for value, role in zip(values, roles, strict=False) if role not in _UNCHECKED]
+        objects["fit"] = torch_compat.tensors_fit(tensors)
+        return source, objects

@@ -68,7 +68,6 @@ class PlannedModule(ContainerMethods, nn.Module):
         self._request = replace(request, inputs=(), answers={})
         self._lock = threading.RLock()
         self._turn = Turn()
-        self._stock_runs = self._beside_runs = 0
         self._plans = Plans(request)
         self._answers = known_answers(self._plans.current.executor.step.captured.questions)
         if request.mode is not Mode.TRAINING:
@@ -124,7 +123,7 @@ class PlannedModule(ContainerMethods, nn.Module):
             self._plans.note_refusal(error)
             return run_in_eager(self._request, inputs, named)
         if self._runs_beside(call):
-            self._beside_runs += 1
+            self._plans.beside_runs += 1
             return run_in_eager(self._request, inputs, named)
         # Every plan of the call may be made again after its run.
         plans = 2 if self._request.runs_in_micro_batches else 1
@@ -217,7 +216,7 @@ class PlannedModule(ContainerMethods, nn.Module):
         """Take the module's turn in a buffer; None, counted, while one holds what a backward still needs."""
         lease = self._turn.lease(wait=self._request.mode is not Mode.AUTOGRAD)
         if lease is None:
-            self._stock_runs += 1
+            self._plans.stock_runs += 1
         return lease
 
     @property
@@ -241,8 +240,8 @@ class PlannedModule(ContainerMethods, nn.Module):
             graph_modules=current.graph_modules,
             graphed=current.graphed,
             replans=self._plans.replans,
-            stock_runs=self._stock_runs,
-            eager_runs=self._plans.new_kinds.eager_calls + self._beside_runs,
+            stock_runs=self._plans.stock_runs,
+            eager_runs=self._plans.new_kinds.eager_calls + self._plans.beside_runs,
             is_busy=self._turn.is_taken,
             cached_plans=len(self._plans),
             families=self._plans.families.count,

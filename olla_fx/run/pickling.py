@@ -12,7 +12,7 @@ from olla_fx.errors import NotPicklableError
 
 _REMADE = frozenset(
     {"_model", "_modules", "_parameters", "_buffers", "training", "_request", "_example", "_answers"}
-    | {"_lock", "_turn", "_plans", "_stock_runs", "_beside_runs", "_shown_forward"}
+    | {"_lock", "_turn", "_plans", "_shown_forward"}
 )
 """Attributes that a planned module's copies make for themselves."""
 

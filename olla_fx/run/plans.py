@@ -75,6 +75,8 @@ class Plans:
         families: plans for all sizes of the inputs.
         new_kinds: the kinds of calls that have none.
         replans: the number of calls at which a step was planned again because model or optimizer changed.
+        stock_runs: planned runs that took the stock allocator, since the buffer was taken.
+        beside_runs: runs by the model itself for that reason.
     """
 
     current: CachedPlan
@@ -91,7 +93,8 @@ class Plans:
         self.families = Families()
         self.new_kinds = NewKinds()
         self._changing = Changing()
-        self.replans = 0
+        # Counted here, since setting an attribute of an nn.Module takes an operator's time.
+        self.replans = self.stock_runs = self.beside_runs = 0
         self._refusals: set[str] = set()
         self._written: frozenset[Place] = frozenset()
         call = Call.of(request.mode, request.inputs)

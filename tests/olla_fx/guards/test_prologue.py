@@ -14,6 +14,7 @@ from torch import nn
 from olla_fx.capture import Mode, StepRequest, capture
 from olla_fx.capture.optimizer import initial_state
 from olla_fx.guards import Mismatch, Prologue
+from olla_fx.guards.exact import ExactComparison
 from tests.olla_fx.helpers import captured_training, mlp, vectors
 
 
@@ -255,3 +256,37 @@ def test_numbers_of_an_optimizer_are_read_at_every_call(make: Callable[..., torc
     fast = [id(value) for value in values if isinstance(value, torch.Tensor)]
     slow = [id(value) for value in prologue.gather(vectors(1)[0]) if isinstance(value, torch.Tensor)]
     assert fast[:-2] == slow[:-2]
+
+
+def test_a_state_that_lasts_is_compared_twice(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    prologue = _prologue(model)
+    assert prologue.changes() == ()
+    comparisons: list[None] = []
+    exact = ExactComparison.changes
+    monkeypatch.setattr(ExactComparison, "changes", lambda self: comparisons.append(None) or exact(self))
+    hook = model.register_forward_hook(lambda *_: None)
+    hooked = [prologue.changes() for _ in range(5)]
+    assert hooked == [hooked[0]] * 5
+    assert "the hooks of module" in hooked[0][0][0]
+    assert len(comparisons) == 2
+    assert prologue.run([X]) == Mismatch(hooked[0][0][0])
+
+    model.scale = 3.0
+    assert [reason for reason, _ in prologue.changes()] == [hooked[0][0][0], "scale changed"]
+    assert prologue.changed_numbers(lambda _: True) is None
+    hook.remove()
+    assert [reason for reason, _ in prologue.changes()] == ["scale changed"]
+    assert [slot.name for slot in prologue.changed_numbers(lambda _: True) or ()] == ["scale"]
+    model.scale = 2.0
+    assert prologue.changes() == ()
+    assert prologue.check([X]) is not None
+
+
+def test_a_state_that_lasts_beside_an_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mlp()
+    prologue, _ = _training(model, torch.optim.AdamW)
+    model.register_forward_hook(lambda *_: None)
+    before = prologue.changes()
+    assert prologue.changes() == before
+    monkeypatch.setattr(ExactComparison, "changes", None)
+    assert prologue.changes() == before
