@@ -11,22 +11,27 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from olla_solvers.errors import ValidationError
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.problem import ArrayKind, Problem
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
+class _Block(NamedTuple):
     """Bytes ``[offset, offset + size)`` during timesteps ``[lower, upper)``."""
 
-    label: str
+    kind: str
+    name: str
     lower: int
     upper: int
     offset: int
     size: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind} {self.name!r}"
 
 
 def validate(problem: Problem, plan: MemoryPlan) -> None:
@@ -42,8 +47,7 @@ def validate(problem: Problem, plan: MemoryPlan) -> None:
     timestep = _check_order(problem, plan.order)
     _check_names(problem, plan)
     blocks = _blocks(problem, plan, timestep)
-    for block in blocks:
-        _check_inside(block, plan.buffer_bytes)
+    _check_inside(blocks, plan.buffer_bytes)
     _check_alignment(problem, plan)
     _check_overlaps(blocks)
     _check_figures(blocks, plan)
@@ -63,23 +67,25 @@ def _check_order(problem: Problem, order: tuple[str, ...]) -> dict[str, int]:
     missing = next((operator.name for operator in problem.operators if operator.name not in timestep), None)
     if missing is not None:
         raise ValidationError(f"the order never runs operator {missing!r}")
+    at = [timestep[operator.name] for operator in problem.operators]
     for array in problem.arrays:
-        if array.producer is None:
-            continue
-        for consumer in array.consumers:
-            _check_edge(problem, timestep, array.producer, consumer, f"reads array {array.name!r} of")
+        producer = array.producer
+        if producer is not None:
+            for consumer in array.consumers:
+                if at[producer] > at[consumer]:
+                    raise _too_early(problem, at, producer, consumer, f"reads array {array.name!r} of")
     for earlier, later in problem.before:
-        _check_edge(problem, timestep, earlier, later, "must wait for")
+        if at[earlier] > at[later]:
+            raise _too_early(problem, at, earlier, later, "must wait for")
     return timestep
 
 
-def _check_edge(problem: Problem, timestep: Mapping[str, int], earlier: int, later: int, why: str) -> None:
+def _too_early(problem: Problem, at: list[int], earlier: int, later: int, why: str) -> ValidationError:
     first, second = problem.operators[earlier].name, problem.operators[later].name
-    if timestep[first] > timestep[second]:
-        raise ValidationError(
-            f"operator {second!r} runs at timestep {timestep[second]}, but it {why} operator {first!r}, "
-            f"which runs only at timestep {timestep[first]}"
-        )
+    return ValidationError(
+        f"operator {second!r} runs at timestep {at[later]}, but it {why} operator {first!r}, "
+        f"which runs only at timestep {at[earlier]}"
+    )
 
 
 def _check_names(problem: Problem, plan: MemoryPlan) -> None:
@@ -96,29 +102,30 @@ def _check_names(problem: Problem, plan: MemoryPlan) -> None:
 
 
 def _blocks(problem: Problem, plan: MemoryPlan, timestep: Mapping[str, int]) -> list[_Block]:
+    at = [timestep[operator.name] for operator in problem.operators]
     blocks = []
     for array in problem.arrays:
         if array.kind is not ArrayKind.PLANNED or array.producer is None:
             continue
-        first = timestep[problem.operators[array.producer].name]
-        last = max((timestep[problem.operators[reader].name] for reader in array.consumers), default=first)
+        first = last = at[array.producer]
+        for reader in array.consumers:
+            last = max(last, at[reader])
         offset = plan.offsets[array.name]
-        blocks.append(_Block(f"array {array.name!r}", first, last + 1, offset, array.size_bytes))
-    for operator in problem.operators:
+        blocks.append(_Block("array", array.name, first, last + 1, offset, array.size_bytes))
+    for operator, first in zip(problem.operators, at, strict=True):
         if operator.workspace_bytes > 0:
-            first = timestep[operator.name]
-            offset = plan.workspace_offsets[operator.name]
-            label = f"workspace of operator {operator.name!r}"
-            blocks.append(_Block(label, first, first + 1, offset, operator.workspace_bytes))
+            offset, size = plan.workspace_offsets[operator.name], operator.workspace_bytes
+            blocks.append(_Block("workspace of operator", operator.name, first, first + 1, offset, size))
     return blocks
 
 
-def _check_inside(block: _Block, buffer_bytes: int) -> None:
-    if block.offset < 0 or block.offset + block.size > buffer_bytes:
-        raise ValidationError(
-            f"{block.label} at [{block.offset}, {block.offset + block.size}) B lies outside the buffer "
-            f"of {buffer_bytes} B"
-        )
+def _check_inside(blocks: list[_Block], buffer_bytes: int) -> None:
+    for block in blocks:
+        if block.offset < 0 or block.offset + block.size > buffer_bytes:
+            raise ValidationError(
+                f"{block.label} at [{block.offset}, {block.offset + block.size}) B lies outside the buffer "
+                f"of {buffer_bytes} B"
+            )
 
 
 def _check_alignment(problem: Problem, plan: MemoryPlan) -> None:
@@ -133,22 +140,21 @@ def _check_alignment(problem: Problem, plan: MemoryPlan) -> None:
 def _check_overlaps(blocks: list[_Block]) -> None:
     """Sweep over time, deaths before births at equal times, with live blocks sorted by offset."""
     sized = [block for block in blocks if block.size > 0]
-    events = sorted(
-        [(block.upper, 0, index) for index, block in enumerate(sized)]
-        + [(block.lower, 1, index) for index, block in enumerate(sized)]
-    )
+    deaths = iter(sorted(sized, key=attrgetter("upper")))
+    next_death = next(deaths, None)
     offsets: list[int] = []
     alive: list[_Block] = []
-    for _, birth, index in events:
-        block = sized[index]
-        place = bisect_left(offsets, block.offset)
-        if not birth:
+    for block in sorted(sized, key=attrgetter("lower")):
+        while next_death is not None and next_death.upper <= block.lower:
+            place = bisect_left(offsets, next_death.offset)
             del offsets[place], alive[place]
-            continue
+            next_death = next(deaths, None)
         # Live blocks are disjoint, so a new one that hits any of them hits a neighbour by offset.
-        for other in alive[max(0, place - 1) : place + 1]:
-            if block.offset < other.offset + other.size and other.offset < block.offset + block.size:
-                raise ValidationError(_collision(other, block))
+        place = bisect_left(offsets, block.offset)
+        if place and offsets[place - 1] + alive[place - 1].size > block.offset:
+            raise ValidationError(_collision(alive[place - 1], block))
+        if place < len(offsets) and offsets[place] < block.offset + block.size:
+            raise ValidationError(_collision(alive[place], block))
         offsets.insert(place, block.offset)
         alive.insert(place, block)
 

@@ -17,7 +17,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from olla_solvers.plan import Span
-from olla_solvers.problem import Offset, Timestep
+from olla_solvers.problem import Offset
+
+FEW = 32
+"""So many spans are looked at one by one sooner than all at once."""
+
+_GONE = -1
+"""The height of what is no line."""
 
 Rule = Callable[[Span], tuple[int, ...]]
 """A sort key: of the spans that fit a line, the one with the smallest key goes there."""
@@ -59,19 +65,19 @@ def skyline(spans: Sequence[Span], rule: Rule) -> tuple[Offset, ...]:
     if not sized:
         return tuple(offsets)
     waiting = _Waiting([spans[i] for i in sized], rule)
-    lines = _Lines(min(spans[i].lower for i in sized), max(spans[i].upper for i in sized))
-    placed = 0
-    while placed < len(sized):
-        line = lines.lowest()
-        position = waiting.take(lines.start[line], lines.end[line])
+    lines = _Lines(waiting.end)
+    unplaced = len(sized)
+    while unplaced:
+        height, start, end = lines.lowest()
+        position = waiting.take(start, end)
         if position is None:
-            lines.lift(line)
+            lines.lift(start)
             continue
         span = spans[sized[position]]
-        offset = walls.lowest_clear(span, lines.offset[line])
+        offset = walls.lowest_clear(span, height)
         offsets[sized[position]] = offset
-        lines.put(line, span.lower, span.upper, offset + span.size_bytes)
-        placed += 1
+        lines.put(start, *waiting.lifetime(position), offset + span.size_bytes)
+        unplaced -= 1
     return tuple(offsets)
 
 
@@ -81,89 +87,103 @@ def reversed_time(spans: Sequence[Span]) -> list[Span]:
 
 
 class _Waiting:
-    """Unplaced spans sorted by birth, asked for the first by rule within a line."""
+    """Unplaced spans sorted by birth, asked for the first by rule within a line.
+
+    Time is counted in births and deaths: moment 0 is the first birth, and ``end`` the last death.
+    """
 
     def __init__(self, spans: Sequence[Span], rule: Rule) -> None:
-        self._lower = np.array([span.lower for span in spans], dtype=np.int64)
-        self._upper = np.array([span.upper for span in spans], dtype=np.int64)
-        self._rank = np.empty(len(spans), dtype=np.int64)
-        self._rank[sorted(range(len(spans)), key=lambda i: rule(spans[i]))] = np.arange(len(spans))
-        self._none = len(spans)
-        self._never = int(self._upper.max()) + 1
+        count = len(spans)
+        times = np.array([*(span.lower for span in spans), *(span.upper for span in spans)], dtype=np.int64)
+        moments = np.unique(times, return_inverse=True)[1].reshape(2, count)
+        self.end = int(moments.max())
+        self._lower: list[int] = moments[0].tolist()
+        self._upper: list[int] = moments[1].tolist()
+        self._born_from: list[int] = np.searchsorted(moments[0], np.arange(self.end + 1)).tolist()
+        ranks = np.empty(count, dtype=np.int64)
+        ranks[sorted(range(count), key=lambda i: rule(spans[i]))] = np.arange(count)
+        self._rank: list[int] = ranks.tolist()
+        # Of the placed ones the end is one that no line has. Few spans are looked at one by one, many at once.
+        self._ends, self._ranks = self._upper.copy(), ranks
+        self._ends_array = moments[1].copy()
 
-    def take(self, start: Timestep, end: Timestep) -> int | None:
+    def lifetime(self, position: int) -> tuple[int, int]:
+        """Return the first and the last moment of a span's life."""
+        return self._lower[position], self._upper[position]
+
+    def take(self, start: int, end: int) -> int | None:
         """Remove and return the best span within ``[start, end)``, or None if there is none."""
-        first, past = np.searchsorted(self._lower, (start, end))
-        if first == past:
+        first, past = self._born_from[start], self._born_from[end]
+        none = best = len(self._rank)
+        position = 0
+        if past - first < FEW:
+            ends, rank = self._ends, self._rank
+            for candidate in range(first, past):
+                if ends[candidate] <= end and rank[candidate] < best:
+                    position, best = candidate, rank[candidate]
+        else:
+            ranks = np.where(self._ends_array[first:past] <= end, self._ranks[first:past], none)
+            position = int(ranks.argmin())
+            best, position = ranks[position], first + position
+        if best == none:
             return None
-        ranks = np.where(self._upper[first:past] <= end, self._rank[first:past], self._none)
-        best = int(ranks.argmin())
-        if ranks[best] == self._none:
-            return None
-        position = int(first) + best
-        self._upper[position] = self._never
+        self._ends[position] = self._ends_array[position] = self.end + 1
         return position
 
 
 class _Lines:
-    """The offset lines: a chain of ``[start, end)`` pieces of time, each with its height."""
+    """The offset lines: a chain of ``[start, end)`` pieces of time, each with its height.
 
-    def __init__(self, start: Timestep, end: Timestep) -> None:
-        self.start, self.end, self.offset = [start], [end], [0]
-        self._left: list[int] = [-1]
-        self._right: list[int] = [-1]
-        self._gone = [False]
-        self._heap = [(0, start, 0)]
+    A line is known by its start. The heap has the height and start of every line, and of lines that are gone.
+    """
 
-    def lowest(self) -> int:
-        """Return the lowest line, the leftmost of equals."""
-        while self._gone[self._heap[0][2]]:
+    def __init__(self, end: int) -> None:
+        self._end = end
+        self._height = [0] + [_GONE] * end
+        self._end_of = [end] + [0] * end
+        self._start_of = [0] * (end + 1)
+        self._heap = [(0, 0)]
+
+    def lowest(self) -> tuple[Offset, int, int]:
+        """Return the height, start and end of the lowest line, the leftmost of equals."""
+        height, start = self._heap[0]
+        while self._height[start] != height:
             heapq.heappop(self._heap)
-        return self._heap[0][2]
+            height, start = self._heap[0]
+        return height, start, self._end_of[start]
 
-    def put(self, line: int, lower: Timestep, upper: Timestep, top: Offset) -> None:
-        """Raise the part ``[lower, upper)`` of a line to ``top``."""
-        start, end, offset = self.start[line], self.end[line], self.offset[line]
-        left, right = self._left[line], self._right[line]
-        self._gone[line] = True
-        pieces = [(start, lower, offset), (lower, upper, top), (upper, end, offset)]
-        for piece_start, piece_end, height in pieces:
-            if piece_start < piece_end:
-                left = self._append(piece_start, piece_end, height, left)
-        self._join(left, right)
+    def put(self, line: int, lower: int, upper: int, top: Offset) -> None:
+        """Raise the part ``[lower, upper)`` of the lowest line to ``top``."""
+        height, end = self._height[line], self._end_of[line]
+        if line < lower:
+            self._end_of[line], self._start_of[lower] = lower, line
+            heapq.heappush(self._heap, (top, lower))
+        else:
+            heapq.heapreplace(self._heap, (top, lower))
+        self._height[lower] = top
+        self._end_of[lower], self._start_of[upper] = upper, lower
+        if upper < end:
+            self._height[upper] = height
+            self._end_of[upper], self._start_of[end] = end, upper
+            heapq.heappush(self._heap, (height, upper))
 
     def lift(self, line: int) -> None:
-        """Raise a line to its lowest neighbour and merge with every neighbour of that height."""
-        left, right = self._left[line], self._right[line]
-        height = min(self.offset[neighbour] for neighbour in (left, right) if neighbour >= 0)
-        start, end = self.start[line], self.end[line]
-        self._gone[line] = True
-        if left >= 0 and self.offset[left] == height:
-            self._gone[left] = True
-            start, left = self.start[left], self._left[left]
-        if right >= 0 and self.offset[right] == height:
-            self._gone[right] = True
-            end, right = self.end[right], self._right[right]
-        self._join(self._append(start, end, height, left), right)
-
-    def _append(self, start: Timestep, end: Timestep, offset: Offset, left: int) -> int:
-        """Add a line to the right of ``left`` and return it."""
-        line = len(self.start)
-        self.start.append(start)
-        self.end.append(end)
-        self.offset.append(offset)
-        self._left.append(-1)
-        self._right.append(-1)
-        self._gone.append(False)
-        self._join(left, line)
-        heapq.heappush(self._heap, (offset, start, line))
-        return line
-
-    def _join(self, left: int, right: int) -> None:
-        if left >= 0:
-            self._right[left] = right
-        if right >= 0:
-            self._left[right] = left
+        """Raise the lowest line to its lowest neighbour and merge with every neighbour of that height."""
+        start, end = line, self._end_of[line]
+        left = self._height[self._start_of[start]] if start > 0 else _GONE
+        right = self._height[end] if end < self._end else _GONE
+        height = right if left == _GONE or _GONE < right < left else left
+        if right == height:
+            self._height[end] = _GONE
+            end = self._end_of[end]
+        if left == height:
+            heapq.heappop(self._heap)
+            self._height[line] = _GONE
+            start = self._start_of[start]
+        else:
+            heapq.heapreplace(self._heap, (height, line))
+            self._height[line] = height
+        self._end_of[start], self._start_of[end] = end, start
 
 
 class Walls:
