@@ -10,6 +10,8 @@ bfloat16 alone, and refuses what the CPU's kernel computes.
 **Dropout on the CPU.** ATen's kernels multiply numbers by a mask of truth values, for which they make a copy
 of the mask as numbers, and a result for each product. Here that copy becomes the result.
 
+The gradient lies in memory as the incoming one does; ATen's fake form tells the layout of the CUDA kernel.
+
 **Nonzero.** The number of its results depends on data; here it is an argument, asked for before a call.
 
 These run the operators of ATen, so that the bits are eager's. Two more read and set the state of a device's
@@ -18,7 +20,7 @@ random generator, by which a graph draws a second time what it drew before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -107,6 +109,16 @@ def _run_dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: flo
     return _scaled_where(mask, gradient, scale)
 
 
+def _fake_native_dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    return gradient * mask
+
+
+native_dropout_backward = _define(
+    "native_dropout_backward",
+    aten.native_dropout_backward.default,
+    aten.native_dropout_backward.default,
+    _fake_native_dropout_backward,
+)
 dropout = _define("dropout", aten.native_dropout.default, _run_dropout, _run_dropout)
 dropout_backward = _define(
     "dropout_backward", aten.native_dropout_backward.default, _run_dropout_backward, _run_dropout_backward
@@ -168,8 +180,22 @@ set_random_state = _define_generator_operator(
     "set_random_state", "(Tensor state, Device device) -> ()", _set_state, lambda *_: None
 )
 
-UNDER_OWN_NAME = {aten._grouped_mm.default: grouped_mm}
-"""Operators to trace in the place of those whose fake form refuses what eager computes."""
+_UNDER_OWN_NAME = {
+    aten._grouped_mm.default: grouped_mm,
+    aten.native_dropout_backward.default: native_dropout_backward,
+}
+
+
+def under_own_name(operator: Any, arguments: Sequence[Any]) -> Any:
+    """Return what to trace in the place of an operator whose fake form refuses what eager computes, or errs.
+
+    Args:
+        operator: of ATen.
+        arguments: of its call.
+    """
+    if operator is aten.native_dropout_backward.default and arguments[0].device.type != "cpu":
+        return operator
+    return _UNDER_OWN_NAME.get(operator, operator)
 
 
 def with_both_bias_gradients(gradients: Any) -> tuple[torch.Tensor, ...]:

@@ -111,7 +111,7 @@ class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that is not answered."""
-        return operators.UNDER_OWN_NAME.get(operator, operator)(*args, **kwargs)
+        return operators.under_own_name(operator, args)(*args, **kwargs)
 
     def number_of(self, operator: Any, tensor: torch.Tensor, *arguments: Any) -> int | None:
         """Return the number that an operator makes of a constant or an input; None if others decide it.

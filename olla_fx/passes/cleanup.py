@@ -22,7 +22,7 @@ aten = torch.ops.aten
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
 _LEAN_FORMS = {
     aten.native_dropout.default: operators.dropout,
-    aten.native_dropout_backward.default: operators.dropout_backward,
+    operators.native_dropout_backward: operators.dropout_backward,
 }
 _CHECKS = frozenset({aten._assert_scalar.default, aten.sym_constrain_range_for_size.default})
 

@@ -67,3 +67,23 @@ def test_dropout(like, dtype, p):
     assert_same(real, own, "dropout")
     backward = aten.native_dropout_backward.default(x, real[1], 1.25)
     assert_same(backward, operators.dropout_backward(x, real[1], 1.25), "backward")
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        torch.randn(2, 6, 8),
+        torch.randn(2, 8, 6).transpose(1, 2),
+        torch.randn(2, 12, 8)[:, ::2],
+        torch.randn(8).expand(2, 6, 8),
+        torch.ones(()).expand(2, 6, 8),
+    ],
+    ids=["dense", "transposed", "slice", "rows", "of a sum"],
+)
+@pytest.mark.parametrize("mask", [torch.rand(2, 6, 8) > 0.5, torch.rand(6, 2, 8).transpose(0, 1) > 0.5])
+def test_gradient_of_dropout(gradient, mask):
+    real = aten.native_dropout_backward.default(gradient, mask, 1.25)
+    with torch_compat.new_fake_mode() as mode:
+        fake = operators.native_dropout_backward(mode.from_tensor(gradient), mode.from_tensor(mask), 1.25)
+    assert_same(real, operators.native_dropout_backward(gradient, mask, 1.25), "gradient")
+    assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)

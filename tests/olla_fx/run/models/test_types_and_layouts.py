@@ -40,6 +40,23 @@ def test_gradients_in_another_layout_than_activations():
     WholeStep(nn.Sequential(*layers).to(memory_format=form), MOMENTUM, batches[0]).run(batches)
 
 
+class NormalizedChannels(nn.Module):
+    """A convolution over words, dropped out and normalized over its channels, as SqueezeBERT has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(32, 32, 1, groups=4), nn.LayerNorm(32)
+
+    def forward(self, x):
+        return self.norm((F.dropout(self.conv(x), 0.1) + x).permute(0, 2, 1)).mean(1)
+
+
+def test_gradients_of_dropout_in_another_layout_than_its_mask():
+    """The kernel gives a gradient in the layout of the incoming one, of which a bias' is the sum."""
+    batches = [(torch.randn(2, 32, 16), torch.randint(32, (2,))) for _ in range(3)]
+    WholeStep(NormalizedChannels(), MOMENTUM, batches[0]).run(batches)
+
+
 def bernoulli_in_place(model, x):
     """Eager draws in the order of memory, in a slice and in the mask of ``Dropout(0.3)``, too."""
     hidden = F.dropout(model.body(x), 0.3)
