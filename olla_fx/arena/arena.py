@@ -261,19 +261,29 @@ def _check_table(buffer: Buffer, operator_count: int, requests: Sequence[Planned
         raise ValueError(f"an arena cannot begin at {base}: it must be a multiple of {alignment_bytes}")
     seen: set[tuple[int, int]] = set()
     for request in requests:
-        name = f"request {request.ordinal} of operator {request.operator}"
-        if not 0 <= request.operator < operator_count or request.ordinal < 0:
-            raise ValueError(f"{name} does not exist: there are {operator_count} operators")
-        if (request.operator, request.ordinal) in seen:
-            raise ValueError(f"{name} is planned twice")
-        seen.add((request.operator, request.ordinal))
-        if request.size_bytes <= 0:
-            raise ValueError(f"{name} is of {request.size_bytes} B; only requests of a byte or more are seen")
-        if request.offset is None:
+        operator, ordinal, size_bytes, offset = (
+            request.operator, request.ordinal, request.size_bytes, request.offset,
+        )  # fmt: skip
+        if not 0 <= operator < operator_count or ordinal < 0:
+            raise ValueError(f"{_name(request)} does not exist: there are {operator_count} operators")
+        if (operator, ordinal) in seen:
+            raise ValueError(f"{_name(request)} is planned twice")
+        seen.add((operator, ordinal))
+        if size_bytes <= 0:
+            raise ValueError(
+                f"{_name(request)} is of {size_bytes} B; only requests of a byte or more are seen"
+            )
+        if offset is None:
             continue
-        end = base + request.offset + request.size_bytes
-        if request.offset < 0 or end > buffer.buffer_bytes:
-            where = f"[{base + request.offset}, {end})"
-            raise ValueError(f"{name}, at {where}, is not inside the {buffer.buffer_bytes} B buffer")
-        if request.offset % alignment_bytes:
-            raise ValueError(f"{name}: offset {request.offset} is no multiple of {alignment_bytes}")
+        end = base + offset + size_bytes
+        if offset < 0 or end > buffer.buffer_bytes:
+            where = f"[{base + offset}, {end})"
+            raise ValueError(
+                f"{_name(request)}, at {where}, is not inside the {buffer.buffer_bytes} B buffer"
+            )
+        if offset % alignment_bytes:
+            raise ValueError(f"{_name(request)}: offset {offset} is no multiple of {alignment_bytes}")
+
+
+def _name(request: PlannedRequest) -> str:
+    return f"request {request.ordinal} of operator {request.operator}"

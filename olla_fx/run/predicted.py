@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,10 +26,11 @@ Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 TOLERANCE_BYTES = 128
 """Kernels round their requests up, so that a formula is met but for so much."""
 
-_Series: TypeAlias = tuple[
-    tuple[Sizes, ...], list[tuple[int, ...]], list[tuple[int, ...]], list[tuple[int, ...]]
-]
-"""Recorded sizes; for each request the bytes there: of arrays beyond their tensors, scratch, persistent."""
+SLOT_ALIGNMENT_BYTES = 512
+"""Of the scratch requests within an operator's workspace."""
+
+_Series: TypeAlias = tuple[tuple[Sizes, ...], tuple[int, ...]]
+"""Recorded sizes, and the bytes of a request at each."""
 
 MOST_RECORDS = 16
 """The last recordings that are looked at."""
@@ -56,6 +57,64 @@ class _Formula:
         return math.ceil(total - 1e-6) + self.slack_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A scratch request: its ordinal, its series, and the positions of the slots that lie below it."""
+
+    ordinal: int
+    series: int
+    below: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Requests:
+    """The requests of an operator, whatever the sizes; bytes are given by the index of a series.
+
+    Attributes:
+        arrays: ordinal, array index, and what is requested beyond the tensor's bytes, if anything.
+        slots: its scratch requests, by offset.
+        persistent: ordinal and bytes of blocks that outlive it.
+    """
+
+    arrays: tuple[tuple[int, int, int | None], ...]
+    slots: tuple[_Slot, ...]
+    persistent: tuple[tuple[int, int], ...]
+
+    def at(self, storage_bytes: Sequence[int], predicted: Sequence[int]) -> OperatorRecord:
+        """Return what is requested at some sizes.
+
+        Args:
+            storage_bytes: of each array.
+            predicted: the bytes of each series.
+        """
+        arrays = tuple(
+            [
+                (ordinal, storage_bytes[array] + (0 if beyond is None else predicted[beyond]), array)
+                for ordinal, array, beyond in self.arrays
+            ]
+        )
+        if not self.slots and not self.persistent:
+            return OperatorRecord(arrays, (), 0, (), ())
+        placed: list[WorkspaceSlot] = []
+        ends: list[int] = []
+        for slot in self.slots:
+            # Above all that lay below it, which may be alive with it.
+            offset = max([ends[position] for position in slot.below], default=0)
+            size_bytes = predicted[slot.series]
+            placed.append(WorkspaceSlot(slot.ordinal, size_bytes, offset))
+            ends.append(offset + rounded(size_bytes, SLOT_ALIGNMENT_BYTES))
+        persistent = tuple([(ordinal, predicted[series]) for ordinal, series in self.persistent])
+        return OperatorRecord(arrays, tuple(placed), max(ends, default=0), persistent, ())
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """The requests of a step, whatever the sizes, and the series that give their bytes."""
+
+    operators: Mapping[str, _Requests]
+    series: tuple[_Series, ...]
+
+
 class Recordings:
     """What was recorded of the steps of one family, by their sizes."""
 
@@ -68,8 +127,8 @@ class Recordings:
         self._numbers = numbers
         self._records: dict[Sizes, StepRecord] = {}
         self._features: dict[Sizes, Floats] = {}
-        self._series: dict[tuple[str, int], _Series] = {}
-        self._formulas: dict[tuple[tuple[Sizes, ...], tuple[int, ...]], _Formula | None] = {}
+        self._patterns: dict[Sizes, _Pattern] = {}
+        self._formulas: dict[_Series, _Formula | None] = {}
 
     def add(self, sizes: Sizes, record: StepRecord) -> None:
         """Note a recorded run."""
@@ -77,7 +136,7 @@ class Recordings:
         self._records[sizes] = record
         self._features[sizes] = self._features_at(sizes)
         self._formulas.clear()
-        self._series.clear()
+        self._patterns.clear()
         while len(self._records) > MOST_RECORDS:
             del self._records[next(iter(self._records))]
 
@@ -96,67 +155,57 @@ class Recordings:
         if len(self._records) < 2 + len(sizes):
             return None
         nearest = max(self._records, key=lambda at: (_nearness(at, sizes), at))
+        if nearest not in self._patterns:
+            self._patterns[nearest] = self._pattern_of(self._records[nearest])
+        pattern = self._patterns[nearest]
         features = self._features_at(sizes)
+        predicted = [self._predict(known, recorded, sizes, features) for known, recorded in pattern.series]
         operators = {
-            name: self._operator_at(name, record, sizes, features, storage_bytes)
-            for name, record in self._records[nearest].operators.items()
+            name: requests.at(storage_bytes, predicted) for name, requests in pattern.operators.items()
         }
         return StepRecord(operators, (), is_predicted=True)
 
-    def _operator_at(
-        self,
-        name: str,
-        nearest: OperatorRecord,
-        sizes: Sizes,
-        features: Floats,
-        storage_bytes: Sequence[int],
-    ) -> OperatorRecord:
-        """Return one operator's requests."""
-        if nearest.is_as_planned:
-            arrays = tuple((ordinal, storage_bytes[array], array) for ordinal, _, array in nearest.arrays)
-            return OperatorRecord(arrays, (), 0, (), ())
-        key = name, id(nearest)
-        if key not in self._series:
-            self._series[key] = self._series_of(name, nearest)
-        known, beyond, workspace, persistent = self._series[key]
+    def _pattern_of(self, nearest: StepRecord) -> _Pattern:
+        """Return what the recordings say of a step that requests as a recorded one does."""
+        found: dict[_Series, int] = {}
+        operators: dict[str, _Requests] = {}
+        for name, record in nearest.operators.items():
+            arrays = tuple((ordinal, array, None) for ordinal, _, array in record.arrays)
+            if record.is_as_planned:
+                operators[name] = _Requests(arrays, (), ())
+            else:
+                operators[name] = self._requests_of(name, record, found)
+        return _Pattern(operators, tuple(found))
 
-        def predict(recorded: tuple[int, ...]) -> int:
-            return self._predict(known, recorded, sizes, features)
-
-        requested = tuple(
-            (ordinal, storage_bytes[array] + (predict(extra) if extra else 0), array)
-            for (ordinal, _, array), extra in zip(nearest.arrays, beyond, strict=True)
-        )
-        slots = [
-            WorkspaceSlot(slot.ordinal, predict(recorded), slot.offset)
-            for slot, recorded in zip(nearest.workspace, workspace, strict=True)
-        ]
-        placed, height = _stacked(nearest.workspace, slots)
-        outlived = tuple(
-            (ordinal, predict(recorded))
-            for (ordinal, _), recorded in zip(nearest.persistent, persistent, strict=True)
-        )
-        return OperatorRecord(requested, placed, height, outlived, ())
-
-    def _series_of(self, name: str, nearest: OperatorRecord) -> _Series:
-        """Return what an operator requested at the sizes at which it requested as often as at the nearest."""
+    def _requests_of(self, name: str, nearest: OperatorRecord, found: dict[_Series, int]) -> _Requests:
+        """Return an operator's requests, from the sizes at which it requested as often as at the nearest."""
         structure = nearest.structure
         records = {at: record.operators[name] for at, record in self._records.items()}
         known = tuple(at for at, record in records.items() if record.structure == structure)
         alike = [records[at] for at in known]
-        beyond = [
-            tuple(max(0, record.arrays[position][1] - record.storage_bytes[position]) for record in alike)
-            for position in range(len(nearest.arrays))
-        ]
-        workspace = [
-            tuple(record.workspace[position].size_bytes for record in alike)
-            for position in range(len(nearest.workspace))
-        ]
-        persistent = [
-            tuple(record.persistent[position][1] for record in alike)
-            for position in range(len(nearest.persistent))
-        ]
-        return known, [series if any(series) else () for series in beyond], workspace, persistent
+
+        def series(recorded: Iterable[int]) -> int:
+            return found.setdefault((known, tuple(recorded)), len(found))
+
+        arrays: list[tuple[int, int, int | None]] = []
+        for position, (ordinal, _, array) in enumerate(nearest.arrays):
+            beyond = [max(0, record.arrays[position][1] - record.storage_bytes[position]) for record in alike]
+            arrays.append((ordinal, array, series(beyond) if any(beyond) else None))
+        slots: list[_Slot] = []
+        lower: list[WorkspaceSlot] = []
+        for position in sorted(range(len(nearest.workspace)), key=lambda i: nearest.workspace[i].offset):
+            slot = nearest.workspace[position]
+            below = tuple(
+                index for index, other in enumerate(lower) if other.offset + other.size_bytes <= slot.offset
+            )
+            recorded = series(record.workspace[position].size_bytes for record in alike)
+            slots.append(_Slot(slot.ordinal, recorded, below))
+            lower.append(slot)
+        persistent = tuple(
+            (ordinal, series(record.persistent[position][1] for record in alike))
+            for position, (ordinal, _) in enumerate(nearest.persistent)
+        )
+        return _Requests(tuple(arrays), tuple(slots), persistent)
 
     def _predict(
         self, known: tuple[Sizes, ...], recorded: tuple[int, ...], sizes: Sizes, features: Floats
@@ -229,25 +278,6 @@ def _candidates(rows: Floats, symbols: int) -> Iterator[list[tuple[int, ...]]]:
         mixed = [index for index, exponent in enumerate(exponents) if max(exponent) < 2]
         yield [tuple(mixed)]
         yield [(index, other) for index, other in itertools.combinations(mixed, 2)]
-
-
-def _stacked(
-    old: Sequence[WorkspaceSlot], slots: Sequence[WorkspaceSlot], alignment_bytes: int = 512
-) -> tuple[tuple[WorkspaceSlot, ...], int]:
-    """Place slots of other sizes, each above all that lay below it, which may be alive with it."""
-    if len(slots) < 2:
-        heights = [rounded(slot.size_bytes, alignment_bytes) for slot in slots]
-        return tuple(WorkspaceSlot(slot.ordinal, slot.size_bytes, 0) for slot in slots), sum(heights)
-    ends: dict[int, int] = {}
-    placed: dict[int, WorkspaceSlot] = {}
-    for index in sorted(range(len(slots)), key=lambda position: old[position].offset):
-        below = (
-            ends[other] for other in ends if old[other].offset + old[other].size_bytes <= old[index].offset
-        )
-        offset = max(below, default=0)
-        placed[index] = replace(slots[index], offset=offset)
-        ends[index] = offset + rounded(slots[index].size_bytes, alignment_bytes)
-    return tuple(placed[index] for index in range(len(slots))), max(ends.values())
 
 
 def _covers(one: Sizes, other: Sizes) -> bool:

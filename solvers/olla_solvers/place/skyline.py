@@ -103,7 +103,7 @@ class _Waiting:
         ranks = np.empty(count, dtype=np.int64)
         ranks[sorted(range(count), key=lambda i: rule(spans[i]))] = np.arange(count)
         self._rank: list[int] = ranks.tolist()
-        # Of the placed ones the end is one that no line has. Few spans are looked at one by one, many at once.
+        # A placed one gets an end that no line has. Lists serve where few are looked at, arrays where many.
         self._ends, self._ranks = self._upper.copy(), ranks
         self._ends_array = moments[1].copy()
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from olla_solvers.analysis import lifetimes, timesteps
 from olla_solvers.plan import Span
-from olla_solvers.problem import Bytes, Offset, Operator, OperatorIndex, Problem
+from olla_solvers.problem import Bytes, Offset, Operator, OperatorIndex, Problem, Timestep
 
 
 def spans_of(problem: Problem, order: Sequence[OperatorIndex]) -> tuple[Span, ...]:
@@ -65,11 +65,15 @@ def max_live_bytes(spans: Sequence[Span]) -> Bytes:
     Returns:
         Bytes that every placement needs.
     """
-    events = [(span.lower, span.size_bytes) for span in spans]
-    events += [(span.upper, -span.size_bytes) for span in spans]
-    given = (span.offset + span.size_bytes for span in spans if span.offset is not None)
-    alive, most = 0, max(given, default=0)
-    for _, change in sorted(events):
+    changes: dict[Timestep, Bytes] = {}
+    most = 0
+    for span in spans:
+        changes[span.lower] = changes.get(span.lower, 0) + span.size_bytes
+        changes[span.upper] = changes.get(span.upper, 0) - span.size_bytes
+        if span.offset is not None:
+            most = max(most, span.offset + span.size_bytes)
+    alive = 0
+    for _, change in sorted(changes.items()):
         alive += change
         most = max(most, alive)
     return most
