@@ -37,7 +37,7 @@ def test_the_zoo_says_what_passes_and_why_others_do_not(tmp_path: Path) -> None:
     assert len(rows["vit"]["losses"]) == 2
     assert rows["vit"]["served"] > 0
     assert rows["vit"]["outside"] == 0
-    assert "| transformers | 2 | 1 | 50.0 | 1 refused |" in done.stdout
+    assert "| transformers | 2 | 1 | 50.0 |  |  |  | 1 refused: ibert |" in done.stdout
 
     again = zoo(*run, "--names", "vit", "swin*", "--time-limit", "0.2")
     assert "vit" not in again.stderr

@@ -18,6 +18,7 @@ import faulthandler
 import fnmatch
 import hashlib
 import importlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -327,7 +328,7 @@ def fingerprints(case: ModelCase, optimizer: torch.optim.Optimizer) -> dict[str,
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Format all models, and how many of each family pass, in Markdown."""
+    """Format all models, and how many of each family pass, without masks and with them, in Markdown."""
     lines = ["| family | model | parameters | operators | buffer MiB | result |", "|---|---|---|---|---|---|"]
     for row in rows:
         result = row.status if row.status == PASS else f"**{row.status}**: {row.reason}".replace("|", "\\|")
@@ -335,15 +336,27 @@ def table(rows: Sequence[Row]) -> str:
             f"| {row.family} | {row.name} | {row.parameters:,} | {row.operators:,} "
             f"| {row.buffer_bytes / 2**20:.1f} | {result} |"
         )
-    lines += ["", "| family | models | pass | % | others |", "|---|---|---|---|---|"]
-    for family in dict.fromkeys(row.family for row in rows):
-        of_family = [row.status for row in rows if row.family == family]
-        passed = of_family.count(PASS)
-        others = collections.Counter(outcome for outcome in of_family if outcome != PASS)
-        named = ", ".join(f"{count} {status}" for status, count in others.items())
-        percent = 100 * passed / len(of_family)
-        lines.append(f"| {family} | {len(of_family)} | {passed} | {percent:.1f} | {named} |")
+    masks = " | ".join(f"mask {mask}" for mask in MASKS)
+    lines += ["", f"| family | models | pass | % | {masks} | others |", f"|{'---|' * (5 + len(MASKS))}"]
+    by_family: dict[str, list[Row]] = collections.defaultdict(list)
+    for row in rows:
+        by_family[row.family].append(row)
+    for family in dict.fromkeys(family.partition(",")[0] for family in by_family):
+        own = by_family[family]
+        masked = [by_family[f"{family}, mask {mask}"] for mask in MASKS]
+        counts = f"{len(own)} | {_passed(own)} | {100 * _passed(own) / max(1, len(own)):.1f}"
+        columns = " | ".join(f"{_passed(of_mask)} of {len(of_mask)}" if of_mask else "" for of_mask in masked)
+        others: dict[str, dict[str, None]] = collections.defaultdict(dict)
+        for row in itertools.chain(own, *masked):
+            if row.status != PASS:
+                others[row.status][row.name] = None
+        named = "; ".join(f"{len(names)} {status}: {', '.join(names)}" for status, names in others.items())
+        lines.append(f"| {family} | {counts} | {columns} | {named} |")
     return "\n".join(lines)
+
+
+def _passed(rows: Sequence[Row]) -> int:
+    return sum(row.status == PASS for row in rows)
 
 
 def _earlier_rows(path: Path | None) -> dict[tuple[str, str], Row]:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from olla_solvers.errors import InfeasibleError, OptionError, ProblemError, SolverUnavailableError
 from olla_solvers.order import order
 from olla_solvers.place import place, spans_of
+from olla_solvers.place import skyline as skylines
 from olla_solvers.place.skyline import earliest_birth, largest_area, longest_lifetime, reversed_time, skyline
 from olla_solvers.placer import place_with
 from olla_solvers.plan import SolverEffect, SolverStatus, Span
@@ -31,6 +32,17 @@ def test_every_skyline_is_valid(items: tuple[Span, ...]) -> None:
             offsets = skyline(rows, rule)
             assert_valid(items, offsets)
             assert height_bytes(items, offsets) >= max_live_bytes(items)
+
+
+@MANY
+@given(spans(40))
+def test_spans_looked_at_one_by_one_or_at_once_are_placed_alike(items: tuple[Span, ...]) -> None:
+    placements = []
+    for few in (1, len(items) + 1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(skylines, "FEW", few)
+            placements.append(skyline(items, longest_lifetime))
+    assert placements[0] == placements[1]
 
 
 @MANY
