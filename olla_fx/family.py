@@ -17,8 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from olla_fx.alignment import rounded
 from olla_fx.capture import capture
 from olla_fx.capture.types import CapturedFamily
@@ -37,7 +35,7 @@ COLLECTED_OBJECTS = 50_000
 """New objects after which garbage is looked for, while a step is traced with symbols."""
 
 Sizes = tuple[int, ...]
-"""The sizes of the inputs that vary, in one call."""
+"""The sizes of the inputs that vary, in one call, then the counts."""
 
 
 @dataclass(frozen=True)
@@ -82,28 +80,22 @@ class SizeFamily:
         self._storage_bytes = _storage_bytes(step.dataflow)
         self._orders: dict[GradientsInBuffer, tuple[CompiledStep, KeptOrder]] = {}
         self._orders[step.dataflow.gradients] = step, KeptOrder(step.dataflow.problem, step.plan.order)
-        if (
-            tuple(map(family.resolver(family.varying.hints), self._storage_bytes))
-            != step.dataflow.storage_bytes
-        ):
+        if tuple(map(family.resolver(family.hints), self._storage_bytes)) != step.dataflow.storage_bytes:
             raise CaptureError("an array has other bytes than its formula says")
 
-    def sizes_of(self, tensors: Sequence[torch.Tensor]) -> Sizes | None:
-        """Return the sizes of a call; None if the family is not for them.
+    @property
+    def hints(self) -> Sizes:
+        """The sizes for which it was captured."""
+        return self._family.hints
 
-        Args:
-            tensors: among the call's inputs, flat, of the family's types and devices.
-        """
-        return self.sizes_of_layouts([(tensor.shape, tensor.stride()) for tensor in tensors])
+    @property
+    def has_counts(self) -> bool:
+        """True if numbers that Python asks of the inputs are among the sizes, after those of the inputs."""
+        return bool(self._family.counts)
 
-    def sizes_of_layouts(self, layouts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Sizes | None:
-        """Return the sizes of a call as :meth:`sizes_of` does.
-
-        Args:
-            layouts: shape and stride of each tensor.
-        """
-        sizes = self.varying.read(layouts)
-        return sizes if sizes is not None and self.is_for(sizes) else None
+    def counts_among(self, questions: Sequence[Question]) -> tuple[int, ...] | None:
+        """Return the counts among the answers of the same step, captured with numbers; None without these."""
+        return self._family.counts_among(questions)
 
     def is_for(self, sizes: Sizes) -> bool:
         """Return True if the sizes are such as tracing has assumed."""
@@ -122,9 +114,9 @@ class SizeFamily:
         """Return the bytes of each array's storage at some sizes."""
         return list(map(self._family.resolver(sizes), self._storage_bytes))
 
-    def questions(self, sizes: Sizes) -> tuple[Question, ...]:
-        """Return what Python asks about the inputs' values at some sizes."""
-        return self._family.questions_at(sizes)
+    def questions(self, of_inputs: Sizes) -> tuple[Question, ...]:
+        """Return what Python asks about the values of inputs of some sizes."""
+        return self._family.questions_before(of_inputs)
 
     def is_of_same_arrays(self, step: CompiledStep) -> bool:
         """Return True if a step has the same operators and arrays but for their sizes."""
@@ -138,7 +130,7 @@ class SizeFamily:
         """Return the step for some sizes, planned.
 
         Args:
-            sizes: from :meth:`sizes_of`.
+            sizes: of the inputs, then the counts.
             gradients: those to have in the buffer; None for those of the step at the hints.
             needs: what operators need beside the graph; None if it is not known yet.
         """
@@ -189,7 +181,8 @@ def compile_family(request: CompileRequest) -> SizeFamily:
         captured = capture(request.step)
     if captured.family is None:
         raise CaptureError("the step was captured with numbers")
-    request = replace(request, limit=TimeLimit(SECONDS))
+    if request.start is not None:
+        request = replace(request, limit=TimeLimit(SECONDS))
     return SizeFamily(request, plan_captured(request, captured), captured.family)
 
 

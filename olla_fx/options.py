@@ -34,8 +34,10 @@ class Options:
         cuda_graph: launch the settled step as one CUDA graph. A graph bakes Python's numbers, so optimizers
             other than SGD need ``capturable=True`` and a tensor as learning rate. If capturing fails, the
             step runs without one and says why.
-        dynamic: False makes a plan for each size of the inputs; None and True plan for all sizes once one
-            varies.
+        dynamic: False makes a plan for each size of the inputs; None plans for all sizes once one varies;
+            True does so at once, as far as the model allows it, which takes more time for the first plan.
+            Numbers that the model asks of its inputs, such as how many labels there are, are sizes, too, once
+            one varies.
 
     Raises:
         OptionError: if a value makes no sense.

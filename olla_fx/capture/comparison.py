@@ -11,6 +11,7 @@ that slipped through shows.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,6 +39,9 @@ aten = torch.ops.aten
 _MOST_ELEMENTS = 1 << 16
 """Of constants that are compared by their values; larger ones are the same if they are one object."""
 
+_FARTHEST = 1024
+"""How far from a size another one is looked for."""
+
 Resolve = Callable[[Any], Any]
 """Gives a formula's value; other values as they are."""
 
@@ -57,14 +61,14 @@ def refuse_other_step(
         NumberNotLateError: if they may differ by a number that was bound late.
     """
     symbols = request.symbols
-    earlier, sizes, constants = symbols.earlier, symbols.sizes, symbols.constants
-    if earlier is None or not _took_same_branches(captured, symbols, earlier):
+    earlier, constants = symbols.earlier, symbols.constants
+    sizes = None if earlier is None else _sizes_of_earlier(captured, symbols, earlier)
+    if earlier is None or sizes is None:
         if constants:
             raise NumberNotLateError((), "another branch is taken by it or beside it", is_lasting=False)
         if captured.family is None:
             raise CaptureError("another branch is taken than by the step before")
-        if not _is_for(captured.family, sizes):
-            _refuse_fixed_sizes(captured.family)
+        _refuse_fixed_sizes(captured.family)
         sizes = _sizes_beside(captured.family)
         binding = captured.reads.late
         pairs = zip(binding.slots, binding.gather(), strict=True)
@@ -86,23 +90,43 @@ def refuse_other_step(
 
 def signatures_of(captured: CapturedStep) -> tuple[Signature, ...]:
     """Describe what a captured step does, before passes; at the hints, if sizes vary."""
-    sizes = () if captured.family is None else captured.family.varying.hints
+    sizes = () if captured.family is None else captured.family.hints
     return tuple(
         Signature("what flows in and out" if node is None else node.name, key)
         for node, key in _described(captured, sizes, {})
     )
 
 
-def _took_same_branches(captured: CapturedStep, symbols: SymbolRequest, earlier: CapturedStep) -> bool:
+def _sizes_of_earlier(
+    captured: CapturedStep, symbols: SymbolRequest, earlier: CapturedStep
+) -> tuple[int, ...] | None:
+    """Return the sizes of the earlier call, counts among them.
+
+    Returns:
+        None if the step with symbols would not be traced alike for that call, or if a count was the same: a
+        symbol that slipped through would not show.
+    """
+    family, sizes = captured.family, symbols.sizes
+    if family is not None:
+        counts = family.counts_among(earlier.questions)
+        if counts is None or any(now == then for now, then in zip(family.counts, counts, strict=True)):
+            return None
+        sizes = (*sizes, *counts)
+    return sizes if _took_same_branches(captured, symbols, earlier, sizes) else None
+
+
+def _took_same_branches(
+    captured: CapturedStep, symbols: SymbolRequest, earlier: CapturedStep, sizes: Sequence[int]
+) -> bool:
     """Return True if the step with symbols would be traced alike for the earlier call."""
     family, binding = captured.family, captured.reads.late
-    if family is not None and not _is_for(family, symbols.sizes):
+    if family is not None and not _is_for(family, sizes):
         return False
     numbers = [
         symbols.constants.get(slot.name, number)
         for slot, number in zip(binding.slots, binding.gather(), strict=True)
     ]
-    asked = captured.questions if family is None else family.questions_at(symbols.sizes)
+    asked = captured.questions if family is None else family.questions_at(sizes)
     return binding.suits(numbers) and _answers(asked) == _answers(earlier.questions)
 
 
@@ -119,37 +143,41 @@ def _is_for(family: CapturedFamily, sizes: Sequence[int]) -> bool:
     return all(repr(asked.recipe.evaluate((), device)) == repr(asked.answer) for asked in of_sizes)
 
 
-def _neighbours(family: CapturedFamily, hints: Sequence[int], index: int) -> list[tuple[int, ...]]:
-    """Return sizes like these, of which one is another, that the family is for."""
+def _neighbour(family: CapturedFamily, hints: Sequence[int], index: int) -> tuple[int, ...] | None:
+    """Return sizes like these, of which one is another, the nearest that the family is for.
+
+    Where none is, as it has to be equal to others, those that are equal to it are others, too.
+    """
     hint = hints[index]
-    others = (
-        (*hints[:index], value, *hints[index + 1 :]) for value in (hint - 1, hint + 1) if value >= LEAST
+    values = [hint + sign * distance for distance in range(1, min(hint, _FARTHEST) + 1) for sign in (-1, 1)]
+    alone = ((*hints[:index], value, *hints[index + 1 :]) for value in values if value >= LEAST)
+    together = (
+        tuple(value if size == hint else size for size in hints) for value in values if value >= LEAST
     )
-    return [sizes for sizes in others if _is_for(family, sizes)]
+    return next((sizes for sizes in itertools.chain(alone, together) if _is_for(family, sizes)), None)
 
 
 def _refuse_fixed_sizes(family: CapturedFamily) -> None:
     """Refuse a family whose conditions hold for one value of a size alone."""
-    hints = family.varying.hints
-    for index, hint in enumerate(hints):
-        if not _neighbours(family, hints, index):
+    for index, hint in enumerate(family.varying.hints):
+        if _neighbour(family, family.hints, index) is None:
             raise CaptureError(f"the step needs a size ({hint}) as a number")
 
 
 def _sizes_beside(family: CapturedFamily) -> tuple[int, ...]:
     """Return sizes of a family that are others than those for which it was captured, as far as can be."""
-    sizes = family.varying.hints
+    sizes = family.hints
     for index in range(len(sizes)):
-        sizes = next(iter(_neighbours(family, sizes, index)), sizes)
+        sizes = _neighbour(family, sizes, index) or sizes
     return sizes
 
 
 def _with_numbers(request: StepRequest, captured: CapturedStep, sizes: Sequence[int]) -> StepRequest:
     """Return the request for a step with numbers as sizes, on inputs without values."""
     family = captured.family
-    if family is None or request.symbols.varying is None:
+    if family is None:
         raise CaptureError("no sizes vary")
-    tensors = iter(request.symbols.varying.tensors)
+    tensors = iter(family.varying.tensors)
     with torch_compat.new_fake_mode():
         inputs = pytree.tree_map_only(
             torch.Tensor,

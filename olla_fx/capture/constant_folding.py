@@ -25,6 +25,7 @@ import torch
 from olla_fx import operators, torch_compat
 from olla_fx.capture.known_sizes import of_known_size
 from olla_fx.capture.questions import Questions
+from olla_fx.capture.varying import SymbolicSizes
 from olla_fx.guards import Comparison, GivenInput, Recipe
 from olla_fx.torch_compat import TorchDispatchMode, pytree, schema_of
 
@@ -53,14 +54,16 @@ _LIKE = frozenset(
 class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While on, ``item``, ``bool`` and ``torch.equal`` return the values of constants and of inputs."""
 
-    def __init__(self, questions: Questions) -> None:
+    def __init__(self, questions: Questions, symbols: SymbolicSizes | None = None) -> None:
         """Make the mode; it acts within a ``with`` block.
 
         Args:
             questions: answers what is asked of inputs.
+            symbols: stand for numbers among the answers; None if numbers are to be given.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._questions = questions
+        self._symbols = symbols
         # None for a tensor that a recipe's tensor lies in memory with, but that has none: a write counts.
         self._recipes = torch_compat.tensor_dictionary()
         self._storages: set[int] = set()
@@ -96,7 +99,7 @@ class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _READS and isinstance(recipe, Recipe):
             is_number = func not in _TRUTHS and args[0].dtype is not torch.bool
             if not (is_number and self._questions.leaves_open(recipe)):
-                return self._questions.answer(recipe)
+                return self._answer(recipe)
         operator, arguments = of_known_size(func, arguments, self)
         results = self.run(operator, *arguments)
         self._forget_written(func, arguments)
@@ -113,7 +116,7 @@ class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operator that is not answered."""
         return operators.under_own_name(operator, args)(*args, **kwargs)
 
-    def number_of(self, operator: Any, tensor: torch.Tensor, *arguments: Any) -> int | None:
+    def number_of(self, operator: Any, tensor: torch.Tensor, *arguments: Any) -> Any:
         """Return the number that an operator makes of a constant or an input; None if others decide it.
 
         Args:
@@ -125,7 +128,14 @@ class ConstantFolding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if recipe is None:
             return None
         number = Recipe(aten._local_scalar_dense.default, ((recipe,), {}), depth=recipe.depth + 1)
-        return int(self._questions.answer(number))
+        return self._answer(number)
+
+    def _answer(self, recipe: Recipe) -> Any:
+        """Return an answer, or the symbol that stands for it."""
+        answer = self._questions.answer(recipe)
+        if self._symbols is None or not recipe.inputs:
+            return answer
+        return self._symbols.answered(recipe.key, answer)
 
     def _compare(self, number: Recipe, relation: Callable[..., bool], constant: float) -> bool:
         comparison = Comparison(relation, constant)

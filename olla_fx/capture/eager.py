@@ -21,6 +21,7 @@ from olla_fx.capture.inputs import tensor_slots
 from olla_fx.capture.model_copy import ModelCopy
 from olla_fx.capture.questions import Questions
 from olla_fx.capture.types import OutputAlias, StepRequest, plan_device
+from olla_fx.capture.varying import SymbolicSizes
 from olla_fx.eager.baseline import FollowedStep, Signature, StepResults, follow_step
 from olla_fx.guards import Mode, Role, TensorSlot, TensorSpec
 from olla_fx.torch_compat import pytree
@@ -40,6 +41,7 @@ class FakeStep:
         request: StepRequest,
         fake_mode: Any = None,
         inputs: Sequence[torch.Tensor] = (),
+        symbols: SymbolicSizes | None = None,
         *,
         has_gradients: bool = False,
         questions: Questions | None = None,
@@ -50,10 +52,12 @@ class FakeStep:
             request: the step; its model and optimizer are not changed.
             fake_mode: what the copies are made in; None for one of its own.
             inputs: fake tensors of this mode in the place of those among the inputs; none to copy these.
+            symbols: stand for numbers that these answer.
             has_gradients: True if parameters that are trained have a ``.grad`` before the step.
             questions: answers what is asked of the inputs; by default the request's example does.
         """
         self.request = request
+        self._symbols = symbols
         self._questions = questions or Questions(request, asks_numbers=False)
         self.fake_mode = fake_mode or torch_compat.new_fake_mode()
         given = iter(inputs)
@@ -133,7 +137,7 @@ class FakeStep:
         return _tensors_in(call_with(self._model_copy.model, self._inputs))
 
     def _folding(self, inputs: Sequence[torch.Tensor]) -> ConstantFolding:
-        folding = ConstantFolding(self._questions)
+        folding = ConstantFolding(self._questions, self._symbols)
         folding.give(inputs)
         return folding
 

@@ -26,6 +26,7 @@ from olla_fx import operators, torch_compat
 from olla_fx.capture.constant_folding import ConstantFolding
 from olla_fx.capture.questions import Questions
 from olla_fx.capture.recomputation import Draws
+from olla_fx.capture.varying import SymbolicSizes
 from olla_fx.errors import CaptureError
 from olla_fx.fx_graph import IN_BACKWARD, RECOMPUTED, may_draw
 from olla_fx.torch_compat import overload_name, schema_of
@@ -43,14 +44,15 @@ class EagerNumerics(ConstantFolding):  # type: ignore[no-untyped-call]
         in_backward: set to True while the backward of the step is traced; its nodes are marked.
     """
 
-    def __init__(self, questions: Questions, *, keeps_draws: bool) -> None:
+    def __init__(self, questions: Questions, symbols: SymbolicSizes | None, *, keeps_draws: bool) -> None:
         """Start without traced operators.
 
         Args:
             questions: answers what is asked of inputs.
+            symbols: stand for numbers among the answers.
             keeps_draws: True if a checkpoint's recomputation takes what forward drew.
         """
-        super().__init__(questions)
+        super().__init__(questions, symbols)
         self.draws = Draws(keeps_results=keeps_draws)
         self.recomputed = 0
         self.in_backward = False

@@ -8,16 +8,16 @@ numbers and the bytes of its tensors can be had for any size from one function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from olla_fx import torch_compat
-from olla_fx.capture.varying import SymbolicSizes
 from olla_fx.errors import CaptureError
 from olla_fx.fx_graph import LAYOUTS, Layout, Size, size_name
+from olla_fx.guards import FromCounts
 from olla_fx.torch_compat import pytree
 
 aten = torch.ops.aten
@@ -28,9 +28,13 @@ _TO_THE_END = torch.iinfo(torch.int64).max
 class Formulas:
     """The distinct formulas of one graph, as they are found."""
 
-    def __init__(self, symbols: SymbolicSizes) -> None:
-        """Start without formulas."""
-        self._symbols = [torch_compat.symbol_of(size) for size in symbols.sizes]
+    def __init__(self, sizes: Sequence[torch.SymInt]) -> None:
+        """Start without formulas.
+
+        Args:
+            sizes: symbolic; those of the inputs first.
+        """
+        self._symbols = [torch_compat.symbol_of(size) for size in sizes]
         self._known = frozenset(self._symbols)
         self._index: dict[Any, Size] = {}
         self._by_node: dict[Any, Any] = {}
@@ -89,6 +93,22 @@ class Formulas:
     def compiled(self) -> Callable[..., tuple[Any, ...]]:
         """Return a function of the sizes that gives the value of every formula."""
         return torch_compat.function_of(self._symbols, list(self._index))
+
+    def of_counts(self, before: int) -> Mapping[int, FromCounts]:
+        """Return the formulas that follow from counts, by their indices.
+
+        Args:
+            before: the number of the inputs' sizes, which counts follow.
+        """
+        results: dict[int, FromCounts] = {}
+        for index, expression in enumerate(self._index):
+            used = [at for at, symbol in enumerate(self._symbols) if symbol in expression.free_symbols]
+            if used[-1] >= before:
+                symbols = self._symbols[: used[-1] + 1]
+                results[index] = FromCounts(
+                    torch_compat.function_of(symbols, [expression]), len(symbols) - before, str(expression)
+                )
+        return results
 
     def conditions(self, guards: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
         """Return a function of the sizes that gives the truth of every condition."""

@@ -27,8 +27,8 @@ class Tracer(Protocol):
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Trace an operator."""
 
-    def number_of(self, operator: Any, tensor: torch.Tensor, *arguments: Any) -> int | None:
-        """Return the number that an operator makes of a tensor; None if nobody knows it."""
+    def number_of(self, operator: Any, tensor: torch.Tensor, *arguments: Any) -> Any:
+        """Return the number that an operator makes of a tensor, or its symbol; None if nobody knows it."""
 
 
 def of_known_size(operator: Any, arguments: Arguments, tracer: Tracer) -> tuple[Any, Arguments]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import linecache
+import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,9 @@ class Questions:
             return recipe.evaluate((), torch.device("cpu"))
         question = self._asked.get(recipe.key)
         if question is None:
-            question = Question(recipe, self._find_answer(recipe), place_of_question(), recipe.key)
+            answer, frame = self._find_answer(recipe), _asking_frame()
+            asker = frame.f_globals if frame is not None and type(answer) is int else None
+            question = Question(recipe, answer, place_of_question(), recipe.key, asker)
             self._asked[recipe.key] = question
         return question.answer
 
@@ -130,11 +133,16 @@ def known_answers(questions: tuple[Question, ...]) -> Mapping[str, Any]:
     return {question.recipe.key: question.answer for question in questions}
 
 
-def place_of_question() -> str:
-    """Return the innermost line on the stack that is neither torch's nor ours; empty without one."""
+def _asking_frame() -> types.FrameType | None:
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(_OWN_FOLDERS):
         frame = frame.f_back
+    return frame
+
+
+def place_of_question() -> str:
+    """Return the innermost line on the stack that is neither torch's nor ours; empty without one."""
+    frame = _asking_frame()
     if frame is None:
         return ""
     path = "/".join(Path(frame.f_code.co_filename).parts[-2:])

@@ -20,6 +20,7 @@ from olla_fx import torch_compat
 from olla_fx.capture.comparison import refuse_other_step, signatures_of
 from olla_fx.capture.eager import FakeStep
 from olla_fx.capture.formulas import Formulas, generalize
+from olla_fx.capture.integers import integers_as_symbols
 from olla_fx.capture.model_copy import refuse_side_effects
 from olla_fx.capture.questions import Questions
 from olla_fx.capture.refusals import (
@@ -132,7 +133,7 @@ def _captured(request: StepRequest, questions: Questions) -> CapturedStep:
         reads=tracing.baked_values(),
         device=tracing.device,
         writes=tracing.writes,
-        questions=questions.asked if family is None else family.questions_at(family.varying.hints),
+        questions=questions.asked if family is None else family.questions_at(family.hints),
         family=family,
     )
     if not _has_open_sizes(graph_module):  # else it is traced again
@@ -165,7 +166,20 @@ def _family(
     questions: Questions,
 ) -> CapturedFamily:
     """Generalize a graph that was traced with symbolic sizes."""
-    formulas = Formulas(sizes)
+    keys = {question.key for question in questions.asked}
+    known = {
+        key: count
+        for key, count in sizes.counts.items()
+        if key in keys and not torch_compat.is_constant(count)
+    }
+    varying, of_inputs, fixed = sizes.varying, sizes.sizes, []
+    if tracing.request.symbols.may_fix:
+        at = [index for index, size in enumerate(of_inputs) if torch_compat.is_constant(size)]
+        fixed, varying = [of_inputs[index] for index in at], varying.without(at)
+        of_inputs = tuple(size for index, size in enumerate(of_inputs) if index not in at)
+    if not of_inputs and not known:
+        raise CaptureError("the step needs all sizes, and what it asks of its inputs, as numbers")
+    formulas = Formulas([*of_inputs, *known.values()])
     generalize(graph_module, formulas)
     inputs = {
         index: (tuple(map(formulas.of, tensor.shape)), tuple(map(formulas.of, tensor.stride())))
@@ -173,9 +187,23 @@ def _family(
         if item.role in (Role.EXAMPLE, Role.TANGENT)
     }
     answer = outputs.with_numbers(formulas.of)
-    asked = tuple(question.with_numbers(formulas.known) for question in questions.asked)
-    conditions = formulas.conditions(torch_compat.guards_of(tracing.fake_mode))
-    return CapturedFamily(sizes.varying, formulas.compiled(), conditions, inputs, answer, asked)
+    index_of = {key: index for index, key in enumerate(known)}
+    asked = tuple(
+        replace(question.with_numbers(formulas.known), count=index_of.get(question.key))
+        for question in questions.asked
+    )
+    fixed += [count for key, count in sizes.counts.items() if key not in known]
+    conditions = formulas.conditions(torch_compat.guards_of(tracing.fake_mode, fixed))
+    return CapturedFamily(
+        varying,
+        tuple(map(torch_compat.hint_of, known.values())),
+        formulas.compiled(),
+        formulas.of_counts(len(of_inputs)),
+        conditions,
+        inputs,
+        answer,
+        asked,
+    )
 
 
 def _trace(
@@ -191,6 +219,7 @@ def _trace(
         no_python_randomness(),
         torch_compat.attribute_reads() as tracing.reads,
         tracing.model_copy.objects.heard(),
+        integers_as_symbols(request.symbols.askers),
     ):
         graph_module = torch_compat.trace_functional(tracing.step, tracing.flat_arguments, tracing.fake_mode)
     tracing.late.finish(graph_module)

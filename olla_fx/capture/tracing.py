@@ -29,6 +29,7 @@ from olla_fx.capture.gradients import (
     share_of_loss,
 )
 from olla_fx.capture.inputs import Constant, HeldNumber, tensor_slots
+from olla_fx.capture.integers import integers_as_symbols
 from olla_fx.capture.late_numbers import LateTracing
 from olla_fx.capture.model_copy import ModelCopy
 from olla_fx.capture.questions import Questions
@@ -91,8 +92,12 @@ class Tracing:
         self._questions = questions
         self.unused = unused
         self.fake_mode = torch_compat.new_fake_mode()
-        varying = request.symbols.varying
-        self.sizes = None if varying is None else SymbolicSizes.new(varying, self.fake_mode)
+        symbols = request.symbols
+        self.sizes = (
+            None
+            if symbols.varying is None
+            else SymbolicSizes(symbols.varying, self.fake_mode, has_counts=symbols.counts)
+        )
         self._originals = request.modules()
         self.slots = tensor_slots(self._originals)
         self.model_copy = ModelCopy(request, self.slots)
@@ -232,9 +237,11 @@ class Tracing:
     def _add_tangents(self) -> None:
         """Add a tangent for each output that has a gradient; a first run under fake tensors tells which."""
         sizes, seen = self.sizes, self.request.symbols.tangents_seen
-        made = self._outputs_made(is_symbolic=seen is not None and seen.has_views)
+        # Nobody knows beforehand which extents follow from counts.
+        is_symbolic = sizes is not None and (seen is None or seen.has_views or self.request.symbols.counts)
+        made = self._outputs_made(is_symbolic=is_symbolic)
         shapes: list[Any] = [output.shape for output in made]
-        if sizes is not None and seen is not None and not seen.has_views:
+        if sizes is not None and seen is not None and not is_symbolic:
             extents = seen.extents(sizes.varying.hints, shapes)
             if extents is None:
                 made = self._outputs_made(is_symbolic=True)
@@ -259,9 +266,14 @@ class Tracing:
         Args:
             is_symbolic: True to run forward with symbols as sizes, which takes several times as long.
         """
-        fake_mode, inputs = (self.fake_mode, self._symbolic_examples()) if is_symbolic else (None, ())
-        eager = FakeStep(self.request, fake_mode, inputs, questions=self._questions)
-        with explained(self.request.model), torch.random.fork_rng(devices=[]), self._questions.unnoted():
+        given = (self.fake_mode, self._symbolic_examples(), self.sizes) if is_symbolic else ()
+        eager = FakeStep(self.request, *given, questions=self._questions)
+        with (
+            explained(self.request.model),
+            torch.random.fork_rng(devices=[]),
+            self._questions.unnoted(),
+            integers_as_symbols(self.request.symbols.askers if is_symbolic else ()),
+        ):
             outputs = eager.forward()
         torch_compat.forget_numbers_read(self.fake_mode)
         self.aliases = [self.late.moved(alias, len(self.slots)) for alias in eager.aliases(outputs)]
@@ -277,7 +289,7 @@ class Tracing:
 
     def step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """Run the whole step on its tensors; return flat copies of its results."""
-        self._mode = EagerNumerics(self._questions, keeps_draws=self.request.options.cuda_graph)
+        self._mode = EagerNumerics(self._questions, self.sizes, keeps_draws=self.request.options.cuda_graph)
         pairs = zip(self.inputs, flat, strict=True)
         self._mode.give([tensor for item, tensor in pairs if item.role is Role.EXAMPLE])
         with self._mode, torch_compat.saved_tensor_hooks_in_traces():

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from olla_fx.capture.varying import TangentsSeen, VaryingSizes
+from olla_fx.capture.varying import LEAST, TangentsSeen, VaryingSizes
 from olla_fx.errors import CaptureError
 from olla_fx.fx_graph import Size
 from olla_fx.guards import (
     NO_WRITES,
     Assumptions,
     FirstWrites,
+    FromCounts,
     Mode,
     NumberSlot,
     Question,
@@ -140,15 +141,21 @@ class CapturedFamily:
 
     Attributes:
         varying: the sizes of the inputs.
+        counts: the values of the counts, numbers that Python asked of the inputs, in the captured call. They
+            follow the inputs' sizes in what is called sizes below.
         formulas: gives of the sizes the value of each :class:`~olla_fx.fx_graph.Size`.
+        of_counts: gives the value of one that follows from counts, by its index, of the sizes of the inputs
+            and the counts that were asked for before.
         conditions: gives of the sizes the truth of each condition that tracing has assumed.
         inputs: shape and stride of the placeholders that vary, by their indices.
         outputs: the way from results to the answer.
-        questions: what Python asked about the inputs' values.
+        questions: what Python asked about the inputs' values; those for counts have the index of theirs.
     """
 
     varying: VaryingSizes
+    counts: tuple[int, ...]
     formulas: Callable[..., tuple[Any, ...]]
+    of_counts: Mapping[int, FromCounts]
     conditions: Callable[..., tuple[Any, ...]]
     inputs: Mapping[int, tuple[tuple[Any, ...], tuple[Any, ...]]]
     outputs: OutputLayout
@@ -159,10 +166,55 @@ class CapturedFamily:
         numbers = self.formulas(*sizes)
         return lambda value: numbers[value.index] if isinstance(value, Size) else value
 
+    @property
+    def hints(self) -> tuple[int, ...]:
+        """The sizes of the captured call."""
+        return (*self.varying.hints, *self.counts)
+
     def questions_at(self, sizes: Sequence[int]) -> tuple[Question, ...]:
         """Return what Python asks at some sizes."""
         resolve = self.resolver(sizes)
-        return tuple(question.with_numbers(resolve) for question in self.questions)
+        counts = sizes[len(self.varying.hints) :]
+        answered = (
+            question
+            if question.count is None
+            else replace(question, answer=counts[question.count], count=None)
+            for question in self.questions
+        )
+        return tuple(question.with_numbers(resolve) for question in answered)
+
+    def questions_before(self, of_inputs: Sequence[int]) -> tuple[Question, ...]:
+        """Return what Python asks before the counts are known.
+
+        Args:
+            of_inputs: the sizes of the inputs.
+        """
+        if not self.counts:
+            return self.questions_at(of_inputs)
+        resolve = self.resolver((*of_inputs, *self.counts))
+
+        def before(value: Any) -> Any:
+            follows = self.of_counts.get(value.index) if isinstance(value, Size) else None
+            return resolve(value) if follows is None else follows.at(of_inputs)
+
+        return tuple(question.with_numbers(before) for question in self.questions)
+
+    def counts_among(self, questions: Sequence[Question]) -> tuple[int, ...] | None:
+        """Return the counts among the answers of the same step, captured with numbers.
+
+        Args:
+            questions: of that step.
+
+        Returns:
+            None if it asked otherwise, or a count was one that is no symbol.
+        """
+        own = [question for question in self.questions if question.recipe.inputs]
+        others = [question for question in questions if question.recipe.inputs]
+        if len(own) != len(others):
+            return None
+        pairs = zip(own, others, strict=True)
+        counts = [other.answer for question, other in pairs if question.count is not None]
+        return tuple(counts) if all(type(count) is int and count >= LEAST for count in counts) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,18 +287,24 @@ class SymbolRequest:
     Attributes:
         slots: where the numbers are that are to be read at every call.
         varying: the sizes of the inputs that are to be symbols; None for none.
+        counts: True if numbers that Python asks of the inputs are to be symbols, beside the sizes.
         tangents_seen: in the caller's own loop, then, the tangents at other sizes.
         earlier: the same step, captured before with some of them as constants; None if there is none.
         constants: the numbers among ``slots`` that were constants then, as they were, by name.
-        sizes: the sizes then.
+        sizes: the sizes of the inputs then.
+        may_fix: True if sizes that the step needs as numbers are to be numbers, and no cause to refuse it.
+        askers: global variables of the functions that asked inputs for numbers then.
     """
 
     slots: tuple[NumberSlot, ...] = ()
     varying: VaryingSizes | None = None
+    counts: bool = False
     tangents_seen: TangentsSeen | None = None
     earlier: CapturedStep | None = None
     constants: Mapping[str, float] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
+    may_fix: bool = False
+    askers: tuple[dict[str, Any], ...] = ()
 
     @property
     def are_wanted(self) -> bool:

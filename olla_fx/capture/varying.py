@@ -92,6 +92,26 @@ class VaryingSizes:
                 return None
         return tuple(value for value in values if value is not None)
 
+    def without(self, fixed: Sequence[int]) -> VaryingSizes:
+        """Return the same with some of the sizes as numbers.
+
+        Args:
+            fixed: indices of these.
+        """
+        kept = [index for index in range(len(self.hints)) if index not in fixed]
+
+        def without(extent: Extent) -> Extent:
+            factor = math.prod(
+                (self.hints[size] for size in extent.sizes if size in fixed), start=extent.factor
+            )
+            return Extent(factor, tuple(kept.index(size) for size in extent.sizes if size not in fixed))
+
+        tensors = (
+            VaryingTensor(tuple(map(without, tensor.shape)), tuple(map(without, tensor.stride)))
+            for tensor in self.tensors
+        )
+        return VaryingSizes(tuple(self.hints[index] for index in kept), tuple(tensors))
+
 
 def varying_sizes(calls: Sequence[Sequence[TensorSpec]]) -> VaryingSizes | None:
     """Compare the tensors of several calls.
@@ -120,6 +140,37 @@ def varying_sizes(calls: Sequence[Sequence[TensorSpec]]) -> VaryingSizes | None:
     if not symbols or any(min(values) < LEAST for values in symbols):
         return None
     return VaryingSizes(tuple(values[-1] for values in symbols), tuple(tensors))
+
+
+def all_sizes(specs: Sequence[TensorSpec]) -> VaryingSizes | None:
+    """Return the sizes of inputs all of which may vary, but 0 and 1; equal ones are one size.
+
+    Args:
+        specs: the tensors among the inputs of the one call that was seen.
+
+    Returns:
+        None if there are none, or a stride follows from no extents.
+    """
+    symbols: dict[int, int] = {}
+    tensors: list[VaryingTensor] = []
+    for spec in specs:
+        shape = tuple(
+            Extent(size) if size < LEAST else Extent(1, (symbols.setdefault(size, len(symbols)),))
+            for size in spec.shape
+        )
+        stride = strides_in([(spec.shape, spec.stride)], shape)
+        if stride is None:
+            return None
+        tensors.append(VaryingTensor(shape, stride))
+    return VaryingSizes(tuple(symbols), tuple(tensors)) if symbols else None
+
+
+def sizes_as_they_are(specs: Sequence[TensorSpec]) -> VaryingSizes:
+    """Return the sizes of inputs none of which varies."""
+    tensors = (
+        VaryingTensor(tuple(map(Extent, spec.shape)), tuple(map(Extent, spec.stride))) for spec in specs
+    )
+    return VaryingSizes((), tuple(tensors))
 
 
 def _extent(values: tuple[int, ...], symbols: dict[tuple[int, ...], int]) -> Extent:
@@ -206,23 +257,45 @@ def layout_in_extents(shape: Sequence[int], stride: Sequence[int]) -> tuple[Exte
     return strides_in([(shape, stride)], own) or tuple(map(Extent, stride))
 
 
-@dataclass(frozen=True)
 class SymbolicSizes:
-    """The sizes of one tracing run that are symbols.
+    """The sizes and counts of one tracing run that are symbols.
 
     Attributes:
-        varying: the sizes.
+        varying: the sizes of the inputs.
         sizes: a symbolic number for each.
+        counts: a symbolic number for each number that Python has asked of the inputs, by the question's key.
     """
 
-    varying: VaryingSizes
-    sizes: tuple[torch.SymInt, ...]
+    def __init__(self, varying: VaryingSizes, fake_mode: Any, *, has_counts: bool) -> None:
+        """Make symbols in a fake mode.
 
-    @classmethod
-    def new(cls, varying: VaryingSizes, fake_mode: Any) -> SymbolicSizes:
-        """Make symbols in a fake mode."""
-        sizes = (torch_compat.new_size(fake_mode, index, hint) for index, hint in enumerate(varying.hints))
-        return cls(varying, tuple(sizes))
+        Args:
+            varying: the sizes of the inputs.
+            fake_mode: of the tracing run.
+            has_counts: True to make symbols for what inputs answer, too.
+        """
+        self.varying = varying
+        self.has_counts = has_counts
+        self.sizes = tuple(
+            torch_compat.new_size(fake_mode, index, hint) for index, hint in enumerate(varying.hints)
+        )
+        self.counts: dict[str, torch.SymInt] = {}
+        self._fake_mode = fake_mode
+
+    def answered(self, key: str, answer: Any) -> Any:
+        """Return the symbol for an answer of the inputs; the answer itself if it is no number to be one.
+
+        Args:
+            key: of the question.
+            answer: of the example.
+        """
+        if not self.has_counts or type(answer) is not int or answer < LEAST:
+            return answer
+        if key not in self.counts:
+            index = len(self.sizes) + len(self.counts)
+            self.counts[key] = torch_compat.new_size(self._fake_mode, index, answer)
+        torch_compat.track_size(self.counts[key])
+        return self.counts[key]
 
     def stand_in(self, position: int, like: TensorSpec) -> torch.Tensor:
         """Return a tensor with symbolic sizes, under fake tensors.

@@ -5,6 +5,9 @@ one answer: the recipe, operators on inputs and constants, is kept with its answ
 inputs of every later call. All questions of a plan become one flat Python function over these operators, in
 the order in which they were asked; it ends at the first answer that is another, since a later question may
 make no sense then.
+
+Where a number that Python asks for is a symbol of the captured graph, a *count*, any number of at least 2
+will do: the function hands it back, and computes with it where later questions do.
 """
 
 from __future__ import annotations
@@ -98,6 +101,35 @@ class Comparison:
         return self.relation(number, self.constant)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class FromCounts:
+    """A number that follows from counts, in a question that is asked after these.
+
+    Attributes:
+        function: gives it, of the sizes of the inputs and the counts.
+        needed: the number of counts that it takes: the first ones.
+        text: its formula.
+        of_inputs: the sizes of the inputs.
+    """
+
+    function: Callable[..., tuple[int, ...]]
+    needed: int
+    text: str
+    of_inputs: tuple[int, ...] = ()
+
+    def at(self, of_inputs: Sequence[int]) -> FromCounts:
+        """Return the same for some sizes of the inputs."""
+        return replace(self, of_inputs=tuple(of_inputs))
+
+    def __call__(self, *counts: int) -> int:
+        """Return the number."""
+        return self.function(*self.of_inputs, *counts)[0]
+
+    def __repr__(self) -> str:
+        """Return a text that is part of the key of a recipe."""
+        return f"{self.text} at {self.of_inputs}"
+
+
 @dataclass(frozen=True, eq=False)
 class Recipe:
     """One result of an operator on inputs and constants.
@@ -126,6 +158,14 @@ class Recipe:
         leaves = pytree.tree_leaves(self.arguments)
         return any(isinstance(leaf, torch.SymInt | Size) for leaf in leaves) or any(
             source.has_sizes for source in self._sources
+        )
+
+    @functools.cached_property
+    def has_counts(self) -> bool:
+        """True if it is computed with numbers that are not known before a call."""
+        leaves = pytree.tree_leaves(self.arguments)
+        return any(isinstance(leaf, FromCounts) for leaf in leaves) or any(
+            isinstance(source, Recipe) and source.has_counts for source in self._sources
         )
 
     @property
@@ -221,12 +261,16 @@ class Question:
         answer: what it was: a number, a truth value, or a list of these.
         place: the line of the user's code that asked.
         key: tells it from others that were asked meanwhile, whatever the sizes.
+        asker: the global variables of the function that asked, if it asked for a number.
+        count: if any number of at least 2 will do, its index among the counts; else None.
     """
 
     recipe: Recipe
     answer: Any
     place: str
     key: str
+    asker: dict[str, Any] | None = None
+    count: int | None = None
 
     def with_numbers(self, number: Callable[[Any], Any]) -> Question:
         """Return the same with every size in its recipe replaced; see :meth:`Recipe.with_numbers`."""
@@ -242,8 +286,12 @@ def _short(answer: object) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
-Listener = Callable[[Sequence[torch.Tensor]], tuple[int, Any] | None]
-"""Asks inputs all questions; returns the index of the first one with another answer, and that."""
+LEAST_COUNT = 2
+"""Counts of 0 and 1 are special, like such sizes."""
+
+Listener = Callable[[Sequence[torch.Tensor]], tuple[int | None, Any]]
+"""Asks inputs all questions; returns the index of the first one with another answer, and that; or None and
+the counts."""
 
 
 class QuestionGuard:
@@ -260,15 +308,18 @@ class QuestionGuard:
         writer = _Writer()
         for index, question in enumerate(self.questions):
             writer.write(index, question)
-        self.source = "\n".join([*writer.lines, "    return None", ""])
+        self.source = "\n".join([*writer.lines, f"    return None, {writer.counts()}", ""])
         exec(compile(self.source, "<questions about inputs>", "exec"), writer.objects)
         self._ask: Listener = writer.objects["ask"]
 
-    def first_other(self, inputs: Sequence[torch.Tensor]) -> tuple[int, Any] | None:
-        """Return the index of the first question whose answer is another, and this answer; None without one.
+    def ask(self, inputs: Sequence[torch.Tensor]) -> tuple[int | None, Any]:
+        """Return the index of the first question whose answer is another, and this answer.
 
         Args:
             inputs: the tensors of the call, of the kinds that were planned for.
+
+        Returns:
+            If there is none, None and the counts.
         """
         return torch_compat.on_real_tensors(self._ask, inputs)
 
@@ -279,14 +330,18 @@ class _Writer:
     def __init__(self) -> None:
         self.lines = ["def ask(inputs):"]
         self.objects: dict[str, Any] = {}
-        self._inputs: set[int] = set()
+        self._counts = 0
         self._locals: dict[str, str] = {}
 
     def write(self, index: int, question: Question) -> None:
         """Ask a question, and return unless the answer is the same."""
         answer = question.answer
         given = self._value(question.recipe)
-        if isinstance(answer, bool):
+        if question.count is not None:
+            self.lines.append(f"    n{question.count} = {given}")
+            condition = f"n{question.count} < {LEAST_COUNT}"
+            self._counts += 1
+        elif isinstance(answer, bool):
             condition = f"{given} is not {answer}"
         elif isinstance(answer, int):
             condition = f"{given} != {answer}"
@@ -295,6 +350,10 @@ class _Writer:
         else:
             condition = f"repr({given}) != {repr(answer)!r}"
         self.lines += [f"    if {condition}:", f"        return {index}, {given}"]
+
+    def counts(self) -> str:
+        """Return a tuple of the counts."""
+        return f"({''.join(f'n{index}, ' for index in range(self._counts))})"
 
     def _value(self, recipe: Recipe) -> str:
         """Return the local name of a recipe's result, computed before if it is new."""
@@ -307,7 +366,7 @@ class _Writer:
 
     def _constant(self, recipe: Recipe) -> str | None:
         """Return the name of a constant, computed now; None for a large one, and what depends on inputs."""
-        if recipe.inputs or recipe.has_several_results:
+        if recipe.inputs or recipe.has_several_results or recipe.has_counts:
             return None
         value = recipe.evaluate(())
         is_large = isinstance(value, torch.Tensor) and value.numel() > _MOST_ELEMENTS_KEPT
@@ -331,6 +390,9 @@ class _Writer:
         if isinstance(argument, list | tuple):
             inner = ", ".join(self._argument(item) for item in argument)
             return f"[{inner}]"
+        if isinstance(argument, FromCounts):
+            counts = ", ".join(f"n{index}" for index in range(argument.needed))
+            return f"{self._object(argument)}({counts})"
         return self._object(argument)
 
     def _object(self, value: Any) -> str:

@@ -35,7 +35,7 @@ def run_passes(captured: CapturedStep) -> fx.GraphModule:
     root = captured.graph_module
     graph = _copy_of(root.graph)
     if captured.family is not None:
-        numbers = captured.family.formulas(*captured.family.varying.hints)
+        numbers = captured.family.formulas(*captured.family.hints)
         for index, number in enumerate(numbers):
             setattr(root, size_name(Size(index)), number)
     views = views_in(graph)

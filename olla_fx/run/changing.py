@@ -18,7 +18,7 @@ import torch
 
 from olla_fx.capture import CapturedStep, Role, TensorSpec
 from olla_fx.capture.types import OutputAlias, SymbolRequest
-from olla_fx.capture.varying import TangentsSeen, VaryingSizes, varying_sizes
+from olla_fx.capture.varying import TangentsSeen, VaryingSizes, sizes_as_they_are, varying_sizes
 from olla_fx.compile import CompiledStep
 from olla_fx.errors import CaptureError, NumberNotLateError
 from olla_fx.guards import LateBinding, NumberSlot, Prologue
@@ -90,6 +90,7 @@ class ChangedCall:
         later: the names of constants that may be inputs of the graph once there is a plan to compare with.
         changed: the dimensions that differ.
         varying: the sizes that are to be symbols; None if none are.
+        counts: True if numbers that inputs answer to Python's questions are to be symbols, too.
         sizes: those of the earlier step.
     """
 
@@ -100,6 +101,7 @@ class ChangedCall:
     later: frozenset[str] = frozenset()
     changed: Dimensions = frozenset()
     varying: VaryingSizes | None = None
+    counts: bool = False
     sizes: tuple[int, ...] = ()
 
     @property
@@ -140,10 +142,13 @@ class ChangedCall:
         return SymbolRequest(
             (*captured.reads.late.slots, *self.numbers),
             self.varying,
+            self.counts,
             seen,
             None if self.constants else captured,
             {slot.name: number for slot, number in self.numbers.items()},
             self.sizes,
+            False,
+            tuple(question.asker for question in captured.questions if question.asker is not None),
         )
 
 
@@ -156,6 +161,8 @@ class Changing:
         self._constant_together: set[frozenset[str]] = set()
         self._tried: dict[Hashable, int] = {}
         self._fixed: dict[Hashable, set[tuple[int, int]]] = {}
+        self._fixed_counts: set[Hashable] = set()
+        self._counted: set[Hashable] = set()
         self._seen: dict[Hashable, list[tuple[TensorSpec, ...]]] = {}
 
     def find(
@@ -182,7 +189,9 @@ class Changing:
         alike = [one for one in earlier if one.kind == kind and structure_of(one.key) == structure]
         for one in alike:
             call = self._sizes_changed(one, specs, (structure, kind), sizes_vary=sizes_vary)
-            if call is None or (call.varying is None and one.answers.other(examples) is not None):
+            if call is not None:
+                call = self._counts_changed(call, examples, (structure, kind), sizes_vary=sizes_vary)
+            if call is None:
                 continue
             call = self._numbers_changed(call, alike)
             if call is not None:
@@ -213,6 +222,22 @@ class Changing:
             return None
         return replace(call, changed=changed, varying=varying, sizes=was)
 
+    def _counts_changed(
+        self, call: ChangedCall, examples: Sequence[torch.Tensor], alike: Hashable, *, sizes_vary: bool
+    ) -> ChangedCall | None:
+        """Return a call with what its inputs answer; None if they give another answer that is no count."""
+        has_numbers = call.earlier.answers.has_numbers
+        may_count = sizes_vary and has_numbers and alike not in self._fixed_counts
+        if call.varying is not None:
+            return replace(call, counts=may_count) if may_count or call.varying.hints else None
+        other = call.earlier.answers.other(examples)
+        if other is None:
+            return call
+        has_tried = self._tried.get(alike, 0) >= MOST_FAMILIES
+        if has_tried or not (may_count and other.is_number):
+            return None
+        return replace(call, varying=sizes_as_they_are(call.specs), counts=True)
+
     def _numbers_changed(self, call: ChangedCall, alike: Sequence[EarlierStep]) -> ChangedCall | None:
         """Return a call with the numbers that differ; None if something else does, or if it is no change."""
         with_sizes = call.varying is not None
@@ -239,6 +264,9 @@ class Changing:
             True if its numbers cannot be inputs of the graph, whatever they are.
         """
         if not call.is_refused_for_numbers(error):
+            if call.counts and not call.changed:
+                self.refuse_counts(call, error)
+                return False
             logger.info("sizes stay numbers: %s", error)
             self._fixed.setdefault(_alike(call), set()).update(call.changed)
             return False
@@ -250,16 +278,30 @@ class Changing:
         self._constant_together.add(frozenset(slot.name for slot in call.numbers))
         return True
 
+    def refuse_counts(self, call: ChangedCall, error: CaptureError) -> None:
+        """Note why numbers that a call's inputs answer could be no symbols."""
+        alike = _alike(call)
+        logger.info("what inputs answer stays a number: %s", error)
+        if alike not in self._counted:  # else it is this call's numbers that are special
+            self._fixed_counts.add(alike)
+
+    def may_be_without_counts(self, call: ChangedCall) -> bool:
+        """Return True if a call that was refused with counts may do with sizes alone as symbols."""
+        return call.counts and bool(call.changed) and _alike(call) not in self._counted
+
     def note_attempt(self, call: ChangedCall) -> None:
         """Note that a call is being captured with symbols."""
         if call.varying is not None:
-            logger.info("capturing the step with %d symbols as sizes", len(call.varying.hints))
+            counts = ", and with answers of its inputs" if call.counts else ""
+            logger.info("capturing the step with %d symbols as sizes%s", len(call.varying.hints), counts)
             self._tried[_alike(call)] = self._tried.get(_alike(call), 0) + 1
 
     def note_success(self, call: ChangedCall) -> None:
         """Note that a call was captured with symbols."""
         if call.numbers:
             logger.info("%s: inputs of the plan from now on", _names(call))
+        if call.counts:
+            self._counted.add(_alike(call))
         if call.varying is not None:
             seen = self._seen.setdefault(_alike(call), [])
             seen += (specs for specs in (call.earlier.specs, call.specs) if specs not in seen)

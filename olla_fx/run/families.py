@@ -59,11 +59,11 @@ class FamilyPlans:
         self.recordings = Recordings(self.family.numbers)
         self._answers: dict[Sizes, Answers] = {}
 
-    def answers(self, sizes: Sizes) -> Answers:
+    def answers(self, of_inputs: Sizes) -> Answers:
         """Return what was answered about inputs of some sizes."""
-        known = self._answers.get(sizes)
+        known = self._answers.get(of_inputs)
         if known is None:
-            known = self._answers[sizes] = Answers(self.family.questions(sizes))
+            known = self._answers[of_inputs] = Answers(self.family.questions(of_inputs))
             _forget_first(self._answers)
         return known
 
@@ -73,8 +73,28 @@ class FamilyPlans:
         Args:
             examples: the tensors among its inputs.
         """
-        sizes = self.family.sizes_of(examples)
-        return None if sizes is None else self.answers(sizes).other(examples)
+        of_inputs = self.family.varying.read([(tensor.shape, tensor.stride()) for tensor in examples])
+        if of_inputs is None or not (self.family.has_counts or self.family.is_for(of_inputs)):
+            return None
+        return self.answers(of_inputs).other(examples)
+
+    def sizes(
+        self, of_inputs: Sizes, examples: Sequence[torch.Tensor], heard: dict[str, str]
+    ) -> Sizes | None:
+        """Return the sizes of a call, counts among them; None if the family is not for it.
+
+        Args:
+            of_inputs: the sizes of its inputs.
+            examples: the tensors among these.
+            heard: what they have answered other families; more is noted.
+        """
+        if not self.family.has_counts and not self.family.is_for(of_inputs):
+            return None
+        counts = self.answers(of_inputs).counts(examples, heard)
+        if counts is None:
+            return None
+        sizes = (*of_inputs, *counts)
+        return sizes if not counts or self.family.is_for(sizes) else None
 
     def take_record(self, other: CachedPlan) -> None:
         """Take over what was recorded of another plan, if its operators are the same."""
@@ -82,9 +102,10 @@ class FamilyPlans:
         tensors = [(spec.shape, spec.stride) for spec in tensor_specs(other.example)]
         if record is None or record.is_predicted or not self.family.is_of_same_arrays(other.executor.step):
             return
-        sizes = self.family.sizes_of_layouts(tensors) if other.kind == self.founder.kind else None
-        if sizes is not None:
-            self.recordings.add(sizes, record)
+        of_inputs = self.family.varying.read(tensors) if other.kind == self.founder.kind else None
+        counts = self.family.counts_among(other.executor.step.captured.questions)
+        if of_inputs is not None and counts is not None and self.family.is_for((*of_inputs, *counts)):
+            self.recordings.add((*of_inputs, *counts), record)
 
     def at(self, sizes: Sizes, key: Hashable, example: Callable[[], Any]) -> CachedPlan:
         """Return the plan for some sizes, made now if there is none.
@@ -191,10 +212,10 @@ class Families:
                 varying = plans.family.varying
                 if id(varying.tensors) not in read:
                     read[id(varying.tensors)] = varying.read(layouts)
-                sizes = read[id(varying.tensors)]
-                if sizes is not None and plans.family.is_for(sizes):
-                    if plans.answers(sizes).agree(examples, heard):
-                        fitting.append((plans, sizes))
+                of_inputs = read[id(varying.tensors)]
+                sizes = None if of_inputs is None else plans.sizes(of_inputs, examples, heard)
+                if sizes is not None:
+                    fitting.append((plans, sizes))
         return fitting
 
     def note_gradient_strides(self, plan: CachedPlan, strides: Strides) -> None:
@@ -208,10 +229,10 @@ class Families:
     def other_answer(self, key: Hashable, kind: Hashable, examples: Sequence[torch.Tensor]) -> str | None:
         """Return what a call's inputs answer otherwise than a family for their sizes; see :meth:`heard`."""
         others = (plans.other_answer(examples) for plans in self._alike(structure_of(key), kind))
-        return next((other[-1] for other in others if other is not None), None)
+        return next((other.sentence for other in others if other is not None), None)
 
     def heard(
-        self, key: Hashable, kind: Hashable, examples: Sequence[torch.Tensor]
+        self, key: Hashable, kind: Hashable, examples: Sequence[torch.Tensor], *, counts: bool
     ) -> frozenset[tuple[str, ...]]:
         """Return what a call's inputs answer otherwise than its families; calls that agree in it are alike.
 
@@ -219,9 +240,10 @@ class Families:
             key: what tells the call apart.
             kind: its mode, and the modules' flags.
             examples: the tensors among its inputs.
+            counts: True if numbers are alike, since they may be symbols.
         """
         others = (plans.other_answer(examples) for plans in self._alike(structure_of(key), kind))
-        return frozenset(other[:2] for other in others if other is not None)
+        return frozenset(other.kind(counts=counts) for other in others if other is not None)
 
     def steps(self, key: Hashable, kind: Hashable, examples: Sequence[torch.Tensor]) -> list[EarlierStep]:
         """Return the steps of which a call's may be another one, those first that answer as it does.
@@ -249,39 +271,37 @@ class Families:
     def make(
         self,
         key: Hashable,
-        call: ChangedCall,
+        kind: Hashable,
         request: CompileRequest,
         make_prologue: Callable[[CompiledStep], Prologue],
-        cached: Iterable[CachedPlan],
-    ) -> None:
-        """Make a family for a call.
+        cached: Iterable[CachedPlan] = (),
+        replaced: EarlierStep | None = None,
+    ) -> CachedPlan:
+        """Make a family for a call; return the plan for its sizes.
 
         Args:
             key: what tells the call apart.
-            call: what it differs in from an earlier one.
+            kind: its mode, and the modules' flags.
             request: the step, with the call's inputs and with symbols.
             make_prologue: makes the guards of a step.
             cached: plans whose operators may be the same.
+            replaced: the founder of a family whose calls the new one serves, too.
 
         Raises:
             CaptureError: if there is no such family.
         """
-        family = compile_family(replace(request, start=call.earlier.step.plan.order))
+        family = compile_family(request)
         prologue = make_prologue(family.step)
-        answers = Answers(family.captured.questions)
-        founder = EarlierStep(
-            family.step, prologue, key, call.earlier.kind, call.specs, answers, call.varying
-        )
+        answers, specs = Answers(family.captured.questions), specs_of(request.step.inputs)
+        founder = EarlierStep(family.step, prologue, key, kind, tensor_specs(specs), answers, family.varying)
         bare = CompileRequest(replace(request.step, inputs=(), symbols=SymbolRequest()))
         plans = FamilyPlans(family, founder, bare)
         known = (planned for one in self._families for planned in one.plans.values())
         for other in (*cached, *known):
             plans.take_record(other)
-        # Of two families that differ in what was a constant only, the newer one serves both's calls.
-        self._families = [
-            one for one in self._families if one.founder is not call.earlier or not call.numbers
-        ]
+        self._families = [one for one in self._families if one.founder is not replaced]
         self._families.append(plans)
+        return plans.at(family.hints, key, lambda: specs)
 
 
 def step_of(plan: CachedPlan, strides: Strides) -> EarlierStep:

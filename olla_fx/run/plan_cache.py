@@ -180,7 +180,7 @@ class PlanCache:
         for plan in plans:
             other = plan.answers.other(examples)
             if other is not None:
-                reasons.setdefault(plan.kind, other[-1])
+                reasons.setdefault(plan.kind, other.sentence)
                 continue
             values = plan.prologue.check(examples)
             if values is not None:
@@ -193,15 +193,18 @@ class PlanCache:
             reasons.setdefault(plan.kind, gathered.reason)
         return reasons
 
-    def heard(self, key: Hashable, examples: Sequence[torch.Tensor]) -> frozenset[tuple[str, ...]]:
+    def heard(
+        self, key: Hashable, examples: Sequence[torch.Tensor], *, counts: bool
+    ) -> frozenset[tuple[str, ...]]:
         """Return what a call's inputs answer otherwise than its plans; calls that agree in it are alike.
 
         Args:
             key: what tells the call apart by its inputs' kinds.
             examples: the tensors among these.
+            counts: True if numbers are alike, since they may be symbols.
         """
         others = (plan.answers.other(examples) for plan in self._plans if plan.key == key)
-        return frozenset(other[:2] for other in others if other is not None)
+        return frozenset(other.kind(counts=counts) for other in others if other is not None)
 
     def alike(self, key: Hashable) -> list[CachedPlan]:
         """Return the plans for calls with such inputs, the one used last first."""

@@ -18,12 +18,14 @@ import torch
 
 from olla_fx.capture import Mode, StepRequest
 from olla_fx.capture import optimizer as optimizers
+from olla_fx.capture.types import SymbolRequest
+from olla_fx.capture.varying import all_sizes
 from olla_fx.compile import CompiledStep, CompileRequest, compile_step
 from olla_fx.errors import CaptureError, NumberNotLateError, OllaError
 from olla_fx.guards import Prologue
 from olla_fx.guards.writes import Place
 from olla_fx.run.calls import Call, call_kind, structure_of, what_differs
-from olla_fx.run.changing import ChangedCall, Changing, specs_of
+from olla_fx.run.changing import ChangedCall, Changing, specs_of, tensor_specs
 from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
 from olla_fx.run.executor import Executor
 from olla_fx.run.families import Families, step_of
@@ -101,7 +103,9 @@ class Plans:
         self._hold(call)
         kind = call_kind(request.model, request.mode, request.inputs)
         limit = TimeLimit(request.options.time_limit, plans=0)
-        self.current = self._make(call, kind, CompileRequest(self._step_request(call, kind), limit=limit))
+        self.current = self._make_first(
+            call, kind, CompileRequest(self._step_request(call, kind), limit=limit)
+        )
         # What is known of the first example says nothing about later inputs.
         self._request = replace(self._request, answers={})
 
@@ -145,6 +149,11 @@ class Plans:
         new = NewCall(call, kind, fitting.get(kind), self._changed(call, kind))
         return self._plan_new(new, limit) if self.falls_back else self._make_again(new, limit)
 
+    @property
+    def _sizes_are_fixed(self) -> bool:
+        options = self._request.options
+        return options.dynamic is False or options.cuda_graph or options.accumulation_steps > 1
+
     def _hold(self, call: Call) -> None:
         """Let guards and graphs find the numbers among a call's inputs."""
         self._numbers.clear()
@@ -157,21 +166,22 @@ class Plans:
 
     def _changed(self, call: Call, kind: tuple[Mode, Hashable]) -> ChangedCall | None:
         """Return what tells a call from a planned one, if it is numbers and sizes that may be symbols."""
-        options = self._request.options
-        fixed = options.dynamic is False or options.cuda_graph or options.accumulation_steps > 1
         steps = self.families.steps(call.key, kind, call.tensors)
         for plan in self.cache.newest_first():
             steps.append(step_of(plan, self.cache.gradient_strides(plan.key, plan.kind)))
-        return self._changing.find(call.key, kind, call.inputs, call.tensors, steps, sizes_vary=not fixed)
+        return self._changing.find(
+            call.key, kind, call.inputs, call.tensors, steps, sizes_vary=not self._sizes_are_fixed
+        )
 
     def _plan_new(self, new: NewCall, limit: TimeLimit) -> tuple[CachedPlan, list[Any]] | None:
         """Plan a call that no plan fits if that is worth it; return None if it is to run in eager."""
         # Calls that differ by sizes or numbers that may become symbols are one kind, whatever these are.
         changed, key = new.changed, new.call.key
         changes = self.current.prologue.changes() if changed is None else changed.changes
+        may_count = changed is not None and changed.counts
         heard = (
-            self.cache.heard(key, new.call.tensors),
-            self.families.heard(key, new.kind, new.call.tensors),
+            self.cache.heard(key, new.call.tensors, counts=may_count),
+            self.families.heard(key, new.kind, new.call.tensors, counts=may_count),
         )
         is_of_one_size = changed is None or changed.varying is None
         new_kind = (key if is_of_one_size else structure_of(key), new.kind, heard)
@@ -235,7 +245,8 @@ class Plans:
             # The order of another size or state is a good one to begin with.
             start = self.current.executor.step.plan.order
             request = CompileRequest(self._step_request(call, new.kind), limit=limit, start=start)
-            self.current = self._make(call, new.kind, request)
+            make = self._make_first if new.changed is None else self._make
+            self.current = make(call, new.kind, request)
             planned = self.current, self.current.prologue.gather(call.tensors)
         has_changed = new.reason is not None or (new.changed is not None and new.changed.changes != ())
         self.replans += has_changed and not lost
@@ -259,6 +270,11 @@ class Plans:
                 if planned is not None:
                     self._changing.refuse(changed, error)
                 return planned
+            if self._changing.may_be_without_counts(changed):
+                planned = self._make_with_symbols(new, replace(changed, counts=False), limit)
+                if planned is not None:
+                    self._changing.refuse_counts(changed, error)
+                return planned
             if self._changing.refuse(changed, error) and self.falls_back:
                 raise NumberNotLateError((), str(error)) from error
             return None
@@ -275,7 +291,10 @@ class Plans:
             self.current = self._make(call, new.kind, CompileRequest(step_request, limit=limit, start=start))
             return self.current, self.current.prologue.gather(call.tensors)
         request = CompileRequest(replace(step_request, tangent_strides=()), limit=limit, start=start)
-        self.families.make(call.key, changed, request, self._prologue_of, self.cache.newest_first())
+        # Of two families that differ in what was a constant only, the newer one serves both's calls.
+        replaced = changed.earlier if changed.numbers else None
+        cached = self.cache.newest_first()
+        self.families.make(call.key, new.kind, request, self._prologue_of, cached, replaced)
         return_freed_memory()
         fitting = self.families.fitting(call.key, call.inputs, call.tensors)
         if fitting is not None:
@@ -286,6 +305,22 @@ class Plans:
         """Note in which layouts a backward received its gradients."""
         self.cache.note_gradient_strides(planned, strides)
         self.families.note_gradient_strides(planned, strides)
+
+    def _make_first(self, call: Call, kind: tuple[Mode, Hashable], request: CompileRequest) -> CachedPlan:
+        """Make the first plan of a kind of call: one for all sizes of its inputs if that is asked for."""
+        options = self._request.options
+        varying = all_sizes(tensor_specs(specs_of(call.inputs))) if options.dynamic else None
+        if varying is None or self._sizes_are_fixed:
+            return self._make(call, kind, request)
+        symbols = SymbolRequest(varying=varying, may_fix=True)
+        try:
+            dynamic = replace(request, step=replace(request.step, symbols=symbols))
+            planned = self.families.make(call.key, kind, dynamic, self._prologue_of)
+        except CaptureError as error:
+            logger.info("dynamic=True: sizes stay numbers until they vary: %s", error)
+            return self._make(call, kind, request)
+        return_freed_memory()
+        return planned
 
     def _make(self, call: Call, kind: tuple[Mode, Hashable], request: CompileRequest) -> CachedPlan:
         own = self._request

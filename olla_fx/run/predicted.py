@@ -32,6 +32,12 @@ SLOT_ALIGNMENT_BYTES = 512
 _Series: TypeAlias = tuple[tuple[Sizes, ...], tuple[int, ...]]
 """Recorded sizes, and the bytes of a request at each."""
 
+MOST_MULTIPLIED = 3
+"""Sizes whose products are looked at; of more there are too many."""
+
+RECORDS_NEEDED = 4
+"""Recordings that are enough, however many sizes there are."""
+
 MOST_RECORDS = 16
 """The last recordings that are looked at."""
 
@@ -152,7 +158,7 @@ class Recordings:
         """
         if sizes in self._records:
             return self._records[sizes]
-        if len(self._records) < 2 + len(sizes):
+        if len(self._records) < min(2 + len(sizes), RECORDS_NEEDED):
             return None
         nearest = max(self._records, key=lambda at: (_nearness(at, sizes), at))
         if nearest not in self._patterns:
@@ -295,7 +301,10 @@ def _growth(at: Sizes, sizes: Sizes) -> float:
 
 def _monomials(count: int) -> list[tuple[int, ...]]:
     """Return exponents of monomials: the constant, every product of different sizes, and the squares."""
-    products = sorted(itertools.product((0, 1), repeat=count), key=sum)
+    if count <= MOST_MULTIPLIED:
+        products = sorted(itertools.product((0, 1), repeat=count), key=sum)
+    else:
+        products = [(0,) * count, *(tuple(int(at == size) for at in range(count)) for size in range(count))]
     squares = [tuple(2 * int(at == size) for at in range(count)) for size in range(count)]
     return [*products, *squares]
 

@@ -52,6 +52,7 @@ from olla_fx.torch_compat.operators import (
     schema_of,
 )
 from olla_fx.torch_compat.patches import (
+    PATCHING,
     attribute_reads,
     attributes_heard,
     seeding_replaced,
@@ -85,11 +86,13 @@ from olla_fx.torch_compat.symbolic import (
     function_of,
     guards_of,
     hint_of,
+    is_constant,
     is_same_size,
     is_size,
     new_size,
     sizes_unguarded,
     symbol_of,
+    track_size,
 )
 from olla_fx.torch_compat.tensors import (
     UNINITIALIZED,
@@ -126,6 +129,7 @@ __all__ = [
     "NORM_TYPE",
     "OLDEST_TESTED",
     "OPERATOR_TYPES",
+    "PATCHING",
     "SYMBOLIC",
     "UNINITIALIZED",
     "Decision",
@@ -168,6 +172,7 @@ __all__ = [
     "in_different_storages",
     "initialize_optimizer_state",
     "is_batched",
+    "is_constant",
     "is_erased",
     "is_observed",
     "is_recomputing",
@@ -216,6 +221,7 @@ __all__ = [
     "tensors_fit",
     "trace_functional",
     "tracing_settings",
+    "track_size",
     "version_of",
     "warn_if_newer_than_tested",
     "with_allocator_history",

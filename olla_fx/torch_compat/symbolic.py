@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy
 import torch
+from torch import fx
+from torch.fx.experimental import proxy_tensor as _proxy_tensor
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.fx.experimental.sym_node import SymNode
 from torch.utils._sympy.printers import PythonPrinter
@@ -34,6 +37,15 @@ def new_size(fake_mode: Any, index: int, hint: int) -> torch.SymInt:
     symbol = environment.create_symbol(hint, source, dynamic_dim=_symbolic_shapes.DimDynamic.DYNAMIC)
     size: torch.SymInt = environment.create_symintnode(symbol, hint=hint, source=source)
     return size
+
+
+def track_size(size: torch.SymInt) -> None:
+    """Let the graph that is being traced, if there is one, know a symbol that is no size of its inputs."""
+    mode = _proxy_tensor.get_proxy_mode()
+    if mode is None or size.node.expr in mode.tracer.sympy_expr_tracker:
+        return
+    node = mode.tracer.create_node("call_function", operator.index, (size.node.hint,), {})
+    _proxy_tensor.track_tensor_tree(size, fx.Proxy(node, mode.tracer), constant=None, tracer=mode.tracer)
 
 
 def forget_numbers_read(fake_mode: Any) -> None:
@@ -104,9 +116,20 @@ def symbol_of(size: torch.SymInt) -> Any:
     return size.node._expr
 
 
-def guards_of(fake_mode: Any) -> list[Any]:
-    """Return the conditions on sizes that tracing has assumed."""
-    return [guard.expr for guard in fake_mode.shape_env.guards]
+def is_constant(size: torch.SymInt) -> bool:
+    """Return True if tracing has assumed one value of a size."""
+    return isinstance(size.node.expr, sympy.Integer)
+
+
+def guards_of(fake_mode: Any, fixed: Iterable[torch.SymInt] = ()) -> list[Any]:
+    """Return the conditions on sizes that tracing has assumed.
+
+    Args:
+        fake_mode: of the tracing run.
+        fixed: sizes that have one value, which are left out.
+    """
+    values = {symbol_of(size): sympy.Integer(size.node.hint) for size in fixed}
+    return [guard.expr.xreplace(values) for guard in fake_mode.shape_env.guards]
 
 
 def function_of(symbols: Sequence[Any], expressions: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from . import counting
 from .models import (
     VAE,
     WORDS,
@@ -130,4 +131,8 @@ LOOPS: dict[str, Case] = {
     "padded, growing weight": Loop(PaddedTexts, GrowingLoss, padded),
     "annealed VAE": Loop(VAE, AnnealedLoss, digits),
     "temperature": Loop(Tempered, lambda: squared_error, digits),
+    "labelled tokens": Loop(counting.TokenClassifier, lambda: counting.token_loss, counting.labelled_tokens),
+    "pairs of a class": Loop(counting.Contrasting, lambda: counting.contrastive_loss, counting.classes),
+    "experts": Loop(counting.Experts, lambda: F.cross_entropy, counting.routed_rows),
+    "longest text": Loop(counting.Trimmed, lambda: F.cross_entropy, counting.padded_to_most),
 }

@@ -70,12 +70,13 @@ def ignoring(outputs, target):
     return F.cross_entropy(outputs[chosen], target[chosen])
 
 
-def test_masked_rows_with_each_count():
+def test_masked_rows_of_several_counts():
     batches = vectors(6)
     for index, (_, target) in enumerate(batches):
         target[: index % 3] = -100
     step = WholeStep(mlp(), ADAMW, batches[0], ignoring).run(batches).step
     assert step.stats.cached_plans == 3
+    assert step.stats.families == 1
     OwnLoop(mlp(), batches[0][:1], ADAMW, ignoring).run(batches)
 
 

@@ -165,16 +165,6 @@ def test_a_model_that_changes_state_gets_other_plans():
     pair.compare()
 
 
-@pytest.mark.parametrize("dynamic", [False, None])
-def test_dynamic(dynamic):
-    torch.manual_seed(0)
-    pair = WholeStep(mlp(12, 5), MOMENTUM, vectors(4), dynamic=dynamic)
-    for batch in (4, 6, 3, 6):
-        pair.train(vectors(batch))
-    pair.compare()
-    assert pair.step.stats.families == (0 if dynamic is False else 1)
-
-
 def test_what_dynamic_cannot_be():
     with pytest.raises(OptionError, match="dynamic"):
         olla_fx.optimize(mlp(), torch.ones(4, 6), dynamic="yes")

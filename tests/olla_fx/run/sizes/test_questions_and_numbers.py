@@ -266,7 +266,7 @@ class Longest(nn.Module):
         self.words, self.head = nn.Embedding(WORDS, 8), nn.Linear(8, 5)
 
     def forward(self, x, counts):
-        return self.head(self.words(x)[:, : int(counts.max())].mean(1))
+        return self.head(self.words(x)[:, : max(counts.tolist())].mean(1))
 
 
 def test_a_loop_whose_inputs_keep_answering_otherwise_is_told():
@@ -278,7 +278,7 @@ def test_a_loop_whose_inputs_keep_answering_otherwise_is_told():
             x, target = texts(4, 30 + index)
             F.cross_entropy(step(x, torch.full((4,), 4 + index % 25)), target).backward()
 
-    with pytest.warns(RuntimeWarning, match=r"input 1 → max is \d+, and was .* each answer needs a plan"):
+    with pytest.warns(RuntimeWarning, match=r"input 1 is \[\d+.*, and was .* each answer needs a plan"):
         train()
 
 
