@@ -5,8 +5,8 @@
 
 Among them are BERT on texts of random lengths with masks, plain and with a loss whose weight grows, a VAE
 whose loss weighs the divergence more and more, a network whose results are divided by a temperature that
-falls, images that grow while their batches shrink, DQN and REINFORCE. Others are as large as their inputs say:
-chosen tokens, pairs of a class, rows for each of eight experts, texts cut to the longest one.
+falls, images that grow while their batches shrink, DQN and REINFORCE. Others are as large as their inputs
+say: chosen tokens, pairs of a class, rows for each of eight experts, texts cut to the longest one.
 
 Times are those of whole loops, planning included; each loop has a process of its own, as a user's has, so
 that the first capture includes what tracing imports. Each step is run in eager and planned, one right after

@@ -114,6 +114,9 @@ class PlannedModule(ContainerMethods, nn.Module):
         if self._request.mode is Mode.TRAINING:
             refuse_transforms()
         check_training_flag(self._model, self._request.mode)
+        is_beside = self._is_beside_a_run()
+        if is_beside and self._plans.all_save_little():
+            return self._run_beside(inputs, named)
         try:
             call = Call.of(self._request.mode, self._in_sequence(inputs, named))
         except StepInputError as error:
@@ -122,9 +125,8 @@ class PlannedModule(ContainerMethods, nn.Module):
                 raise
             self._plans.note_refusal(error)
             return run_in_eager(self._request, inputs, named)
-        if self._runs_beside(call):
-            self._plans.beside_runs += 1
-            return run_in_eager(self._request, inputs, named)
+        if is_beside and self._plans.saves_little(call):
+            return self._run_beside(inputs, named)
         # Every plan of the call may be made again after its run.
         plans = 2 if self._request.runs_in_micro_batches else 1
         limit = TimeLimit(self._request.options.time_limit, plans)
@@ -146,10 +148,14 @@ class PlannedModule(ContainerMethods, nn.Module):
             return self._differentiate(planned, executor, values, sees_gradients)
         return self._infer(planned, values, limit)
 
-    def _runs_beside(self, call: Call) -> bool:
-        """Return True for a call that takes less time in eager while a run holds the module's buffer."""
+    def _is_beside_a_run(self) -> bool:
+        """Return True if a run holds the module's buffer, so that a call may take less time in eager."""
         is_held = self._request.mode is not Mode.TRAINING and self._turn.is_taken
-        return is_held and self._plans.falls_back and self._plans.saves_little(call)
+        return is_held and self._plans.falls_back
+
+    def _run_beside(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        self._plans.beside_runs += 1
+        return run_in_eager(self._request, inputs, named)
 
     def _in_sequence(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         if not named:

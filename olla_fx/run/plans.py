@@ -8,9 +8,10 @@ was made for that state before.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import warnings
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,8 +120,15 @@ class Plans:
         Args:
             call: any; one of a kind that has no plan saves what the last one did.
         """
-        alike = (plan for plan in (self.current, *self.cache.newest_first()) if plan.key == call.key)
+        alike = (plan for plan in self._every_plan() if plan.key == call.key)
         return next(alike, self.current).plan.peak_bytes < LITTLE_BYTES
+
+    def all_save_little(self) -> bool:
+        """Return True if that is so of every call; unlike :meth:`saves_little` without a look at its inputs."""
+        return all(plan.plan.peak_bytes < LITTLE_BYTES for plan in self._every_plan())
+
+    def _every_plan(self) -> Iterator[CachedPlan]:
+        return itertools.chain((self.current,), self.cache.newest_first())
 
     @property
     def falls_back(self) -> bool:
