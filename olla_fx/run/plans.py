@@ -124,7 +124,7 @@ class Plans:
         return next(alike, self.current).plan.peak_bytes < LITTLE_BYTES
 
     def all_save_little(self) -> bool:
-        """Return True if that is so of every call; unlike :meth:`saves_little` without a look at its inputs."""
+        """Return True if that is so of every call, so that its inputs need not be looked at."""
         return all(plan.plan.peak_bytes < LITTLE_BYTES for plan in self._every_plan())
 
     def _every_plan(self) -> Iterator[CachedPlan]:
