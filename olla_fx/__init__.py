@@ -29,11 +29,13 @@ if TYPE_CHECKING:
         UnsupportedOptimizerError,
     )
     from olla_fx.options import Options
+    from olla_fx.rewrites import REWRITES
     from olla_fx.run import PlannedModule
     from olla_fx.step_plan import Plan
     from olla_solvers.errors import OptionError, SolverUnavailableError
 
 __all__ = [
+    "REWRITES",
     "ArenaBusyError",
     "ArenaUnavailableError",
     "BackwardError",
@@ -78,6 +80,7 @@ _NAMES_OF = {
         "UnsupportedOptimizerError",
     ),
     "olla_fx.options": ("Options",),
+    "olla_fx.rewrites": ("REWRITES",),
     "olla_fx.step_plan": ("Plan",),
     "olla_fx.run": ("PlannedModule",),
     "olla_solvers.errors": ("OptionError", "SolverUnavailableError"),

@@ -13,18 +13,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+import torch
+
 from olla_fx import arena, disk_cache, torch_compat
 from olla_fx.arena import Binding
 from olla_fx.capture import CapturedStep, Role, StepRequest, capture
-from olla_fx.dataflow import Dataflow, GradientsInBuffer, arrays_of_results, build_dataflow
+from olla_fx.dataflow import Dataflow, GradientsInBuffer, arrays_of_results
 from olla_fx.emit import EmittedStep, Handover, emit
 from olla_fx.fx_graph import forward_backward_boundary
-from olla_fx.passes import run_passes
+from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.progress import Progress
+from olla_fx.rewriting import Candidate, Rewriting, choose_rewrites
 from olla_fx.step_plan import Plan
 from olla_fx.time_limit import TimeLimit
 from olla_solvers.effort.freed_memory import garbage_collected
 from olla_solvers.pauses import held_at
+from olla_solvers.plan import MemoryPlan
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import Offset, Problem
 
@@ -132,29 +136,15 @@ def _plan_captured(request: CompileRequest, captured: CapturedStep, progress: Pr
     seconds: dict[str, float] = {}
     if request.earlier is None:
         with _timed("passes", seconds, progress):
-            graph_module = run_passes(captured)
-        with _timed("dataflow", seconds, progress):
-            dataflow = build_dataflow(graph_module, captured.device, _usual_gradients(captured))
-        # Nothing needs the captured graph again, and a graph is large.
-        captured = replace(captured, graph_module=graph_module)
+            candidate = _chosen(request, captured)
+        dataflow, changes = candidate.dataflow, candidate.changes
     else:
-        dataflow = request.earlier.dataflow
+        dataflow, changes = request.earlier.dataflow, request.earlier.plan.changes
         seconds.update(request.earlier.plan.timings)
+    # Nothing needs the captured graph again, and a graph is large.
+    captured = replace(captured, graph_module=dataflow.graph_module)
     problem = request.problem or dataflow.problem
-    solver, seconds_of_call = request.step.options.solver, request.step.options.time_limit
-    planner_options = {"solver": solver, "time_limit": seconds_of_call}
-    path = disk_cache.plan_path(problem, planner_options, captured.device) if request.runs else None
-    memory = disk_cache.load_plan(path, problem)
-    if memory is None:
-        start = request.start
-        if start is None and request.earlier is not None:
-            start = request.earlier.plan.order
-        with (request.limit or TimeLimit(seconds_of_call)).next_plan() as time_limit:
-            progress.begin("order", f"{len(problem.operators):,} operators")
-            memory = make_plan(
-                problem, solver=solver, time_limit=time_limit, start=start, observer=progress.note
-            )
-        disk_cache.save_plan(path, memory)
+    memory = _memory_plan(request, problem, captured.device, progress)
     seconds.update(memory.timings)
     if request.runs:
         # The first time on a machine, the allocator is compiled.
@@ -181,8 +171,37 @@ def _plan_captured(request: CompileRequest, captured: CapturedStep, progress: Pr
         gradients=_gradients_outside(captured, dataflow),
         gradients_in_buffer=_arrays_of_gradients(captured, dataflow, dataflow.gradients.kept),
         workspaces_recorded=request.problem is not None,
+        changes=changes,
     )
     return CompiledStep(captured, dataflow, plan, Binding.BUFFER if in_buffer else Binding.STOCK, emitted)
+
+
+def _chosen(request: CompileRequest, captured: CapturedStep) -> Candidate:
+    """Return the step after the rewrites that pay."""
+    remember = partial(disk_cache.remembered, captured.device)
+    probe = Probe(captured.device, request.runs, remember)
+    rewriting = Rewriting(captured, _usual_gradients(captured), probe)
+    return choose_rewrites(rewriting, request.step.options.rewrites)
+
+
+def _memory_plan(
+    request: CompileRequest, problem: Problem, device: torch.device, progress: Progress
+) -> MemoryPlan:
+    """Order and place a problem, or read the plan of an earlier program."""
+    solver, seconds_of_call = request.step.options.solver, request.step.options.time_limit
+    planner_options = {"solver": solver, "time_limit": seconds_of_call}
+    path = disk_cache.plan_path(problem, planner_options, device) if request.runs else None
+    memory = disk_cache.load_plan(path, problem)
+    if memory is not None:
+        return memory
+    start = request.start
+    if start is None and request.earlier is not None:
+        start = request.earlier.plan.order
+    with (request.limit or TimeLimit(seconds_of_call)).next_plan() as time_limit:
+        progress.begin("order", f"{len(problem.operators):,} operators")
+        memory = make_plan(problem, solver=solver, time_limit=time_limit, start=start, observer=progress.note)
+    disk_cache.save_plan(path, memory)
+    return memory
 
 
 def _usual_gradients(captured: CapturedStep) -> GradientsInBuffer:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -92,6 +93,34 @@ def load_plan(path: Path | None, problem: Problem) -> MemoryPlan | None:
     return plan
 
 
+def remembered(device: torch.device, question: Mapping[str, object], answer: Callable[[], bool]) -> bool:
+    """Return the answer to a question about a device's kernels, asked once for a machine and a torch.
+
+    Args:
+        device: the device.
+        question: all that the answer depends on, as JSON can write it.
+        answer: finds it out.
+    """
+    folder = cache_folder()
+    if folder is None:
+        return answer()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    key = {"torch": torch.__version__, "machine": (name, platform.machine()), "question": dict(question)}
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    path = folder.parent / "kernels" / f"{digest}.json"
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = None
+    except (OSError, ValueError) as error:
+        _warn_of(path, error)
+        known = None
+    if not isinstance(known, bool):
+        known = answer()
+        _write(path, known)
+    return known
+
+
 def _check_size(problem: Problem, plan: MemoryPlan) -> None:
     """Refuse a buffer larger than its contents: valid, but no planner makes one."""
     sizes = {array.name: array.size_bytes for array in problem.planned}
@@ -111,14 +140,18 @@ def _warn_of(path: Path, error: Exception) -> None:
 
 def save_plan(path: Path | None, plan: MemoryPlan) -> None:
     """Write a plan for later starts; warn if it cannot be written; do nothing without a path."""
-    if path is None:
-        return
+    if path is not None:
+        _write(path, plan_to_json(plan))
+
+
+def _write(path: Path, document: object) -> None:
+    """Write a file, so that no process reads half of it; warn if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", dir=path.parent, suffix=".tmp", delete=False
         ) as handle:
-            json.dump(plan_to_json(plan), handle)
+            json.dump(document, handle)
         try:
             os.replace(handle.name, path)
         except OSError:

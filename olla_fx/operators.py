@@ -14,14 +14,22 @@ The gradient lies in memory as the incoming one does; ATen's fake form tells the
 
 **Nonzero.** The number of its results depends on data; here it is an argument, asked for before a call.
 
+**An embedding's gradient in blocks of rows**: the tokens of other rows count as padding.
+
+**An embedding's update**, of the rows that were looked up alone.
+
+**Backwards of poolings** read of the tensor that was pooled how it lies in memory alone. Here that is an
+argument, so that the tensor need not be kept.
+
 These run the operators of ATen, so that the bits are eager's. Two more read and set the state of a device's
 random generator, by which a graph draws a second time what it drew before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 
@@ -33,17 +41,23 @@ _library = torch.library.Library("olla_fx", "DEF")  # type: ignore[no-untyped-ca
 _FIRST_BIAS, _SECOND_BIAS = 3, 4
 
 
+def _define_new(
+    name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any], tags: Iterable[torch.Tag] = ()
+) -> Any:
+    """Define an operator with a schema of its own."""
+    _library.define(f"{name}{schema}", tags=tuple(tags))  # type: ignore[no-untyped-call]
+    _library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"olla_fx::{name}", fake, lib=_library)
+    return getattr(torch.ops.olla_fx, name).default
+
+
 def _define(
     name: str, original: Any, run: Callable[..., Any], fake: Callable[..., Any], results: str | None = None
 ) -> Any:
     """Define an operator with arguments and tags of ``original``, and its results unless others are given."""
     arguments, returned = str(schema_of(original)).split(" -> ")
-    _library.define(  # type: ignore[no-untyped-call]
-        f"{name}{arguments[arguments.index('(') :]} -> {results or returned}", tags=tuple(original.tags)
-    )
-    _library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"olla_fx::{name}", fake, lib=_library)
-    return getattr(torch.ops.olla_fx, name).default
+    schema = f"{arguments[arguments.index('(') :]} -> {results or returned}"
+    return _define_new(name, schema, run, fake, original.tags)
 
 
 def _run_lstm(*arguments: Any) -> Any:
@@ -137,20 +151,112 @@ def _fake_nonzero_sized(tensor: torch.Tensor, count: int) -> torch.Tensor:
     return tensor.new_empty_strided((count, tensor.dim()), (1, count), dtype=torch.int64)
 
 
-_library.define("nonzero_sized(Tensor self, SymInt count) -> Tensor")  # type: ignore[no-untyped-call]
-_library.impl("nonzero_sized", _nonzero_sized, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("olla_fx::nonzero_sized", _fake_nonzero_sized, lib=_library)
-nonzero_sized = torch.ops.olla_fx.nonzero_sized.default
+nonzero_sized = _define_new(
+    "nonzero_sized", "(Tensor self, SymInt count) -> Tensor", _nonzero_sized, _fake_nonzero_sized
+)
+
+
+def _define_by_shape(original: Any) -> Any:
+    """Define the backward of a pooling with shape and strides in the place of the pooled tensor."""
+    into: Any = original.overloadpacket.grad_input
+
+    def fake(
+        gradient: torch.Tensor, self_size: Sequence[int], self_stride: Sequence[int], *_: Any
+    ) -> torch.Tensor:
+        return gradient.new_empty_strided(self_size, self_stride)
+
+    def run(
+        gradient: torch.Tensor, self_size: Sequence[int], self_stride: Sequence[int], *arguments: Any
+    ) -> torch.Tensor:
+        # The kernel asks the pooled tensor for its layout, which is that of the result.
+        result = gradient.new_empty_strided(self_size, self_stride)
+        return cast(torch.Tensor, into(gradient, result, *arguments, grad_input=result))
+
+    schema = str(schema_of(original)).removeprefix("aten::")
+    name = f"{schema.split('(')[0]}_by_shape"
+    arguments = schema[schema.index("(") :].replace("Tensor self", "SymInt[] self_size, SymInt[] self_stride")
+    return _define_new(name, arguments, run, fake)
+
+
+def _embedding_rows_backward(
+    gradient: torch.Tensor, tokens: torch.Tensor, start: int, end: int, padding_idx: int
+) -> torch.Tensor:
+    rows = end - start
+    moved = tokens - start
+    others = (moved < 0).logical_or_(moved >= rows)
+    if padding_idx >= 0:
+        others.logical_or_(tokens == padding_idx)
+    moved.masked_fill_(others, rows)
+    # Padding needs a row, as its number must be one.
+    sums: torch.Tensor = aten.embedding_dense_backward.default(gradient, moved, rows + 1, rows, False)
+    return sums[:-1]
+
+
+def _fake_embedding_rows_backward(
+    gradient: torch.Tensor, tokens: torch.Tensor, start: int, end: int, padding_idx: int
+) -> torch.Tensor:
+    return gradient.new_empty((end - start + 1, gradient.shape[-1]))[:-1]
+
+
+embedding_rows_backward = _define_new(
+    "embedding_rows_backward",
+    "(Tensor grad_output, Tensor indices, int start, int end, int padding_idx) -> Tensor",
+    _embedding_rows_backward,
+    _fake_embedding_rows_backward,
+)
+
+
+def _update_embedding(
+    table: torch.Tensor, gradient: torch.Tensor, tokens: torch.Tensor, padding_idx: int, alpha: float
+) -> torch.Tensor:
+    if not (math.copysign(1.0, alpha) < 0 and math.isfinite(alpha)):
+        rows = table.shape[0]
+        whole = aten.embedding_dense_backward.default(gradient, tokens, rows, padding_idx, False)
+        return table.add_(whole, alpha=alpha)
+    tokens = tokens.reshape(-1)
+    gradient = gradient.reshape(-1, table.shape[1])
+    # The same token has the same number among those that are there, and numbers grow with tokens: kernels
+    # that sort keep their sequence.
+    ordered, places = tokens.sort(stable=True)
+    starts = torch.ones_like(ordered, dtype=torch.bool)
+    torch.ne(ordered[1:], ordered[:-1], out=starts[1:])
+    numbers = torch.empty_like(tokens).scatter_(0, places, starts.cumsum(0).sub_(1))
+    ignored = tokens.numel()
+    if padding_idx >= 0:
+        numbers.masked_fill_(tokens == padding_idx, ignored)
+    sums: torch.Tensor = aten.embedding_dense_backward.default(gradient, numbers, ignored + 1, ignored, False)
+    # A token that is there twice gets the same row twice.
+    updated = table.index_select(0, tokens).add_(sums.index_select(0, numbers), alpha=alpha)
+    return table.index_copy_(0, tokens, updated)
+
+
+embedding_update_ = _define_new(
+    "embedding_update_",
+    "(Tensor(a!) self, Tensor grad_output, Tensor indices, int padding_idx, Scalar alpha) -> Tensor(a!)",
+    _update_embedding,
+    lambda table, *_: table,
+)
+
+
+POOLING_BACKWARDS: Mapping[Any, Any] = {
+    original: _define_by_shape(original)
+    for original in (
+        aten.max_pool2d_with_indices_backward.default,
+        aten.max_pool3d_with_indices_backward.default,
+        aten.adaptive_max_pool2d_backward.default,
+        aten.adaptive_max_pool3d_backward.default,
+        aten.avg_pool2d_backward.default,
+        aten.avg_pool3d_backward.default,
+    )
+}
+"""Backwards of poolings, each with the operator that takes shape and strides instead of the pooled tensor."""
 
 
 def _define_generator_operator(
     name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]
 ) -> Any:
     """Define an operator on the state of a generator; its tag keeps it in order among random draws."""
-    _library.define(f"{name}{schema}", tags=(torch.Tag.nondeterministic_seeded,))  # type: ignore[no-untyped-call]
-    _library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"olla_fx::{name}", fake, lib=_library)
-    return getattr(torch.ops.olla_fx, name).default
+    return _define_new(name, schema, run, fake, (torch.Tag.nondeterministic_seeded,))
 
 
 def _read_state(device: torch.device) -> torch.Tensor:

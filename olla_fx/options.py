@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from olla_fx.rewrites import REWRITES
 from olla_solvers.errors import OptionError
 from olla_solvers.ilp import backends
 
@@ -34,6 +35,8 @@ class Options:
         cuda_graph: launch the settled step as one CUDA graph. A graph bakes Python's numbers, so optimizers
             other than SGD need ``capturable=True`` and a tensor as learning rate. If capturing fails, the
             step runs without one and says why.
+        rewrites: ``all``, ``none``, or names among :data:`olla_fx.REWRITES`: rewrites of the step that let
+            backward keep less, with the same bits. Where they do not pay, the step is planned without.
         dynamic: False makes a plan for each size of the inputs; None plans for all sizes once one varies;
             True does so at once, as far as the model allows it, which takes more time for the first plan.
             Numbers that the model asks of its inputs, such as how many labels there are, are sizes, too, once
@@ -54,6 +57,7 @@ class Options:
     cache_size_limit: int = 8
     cuda_graph: bool = False
     dynamic: bool | None = None
+    rewrites: str | Collection[str] = "all"
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -73,12 +77,24 @@ class Options:
         if self.dynamic not in (None, True, False):
             raise OptionError(f"dynamic is True, False or None, not {self.dynamic!r}")
 
+        object.__setattr__(self, "rewrites", _names_of_rewrites(self.rewrites))
+
     @property
     def changes_gradients(self) -> bool:
         """Return True if gradients are accumulated or clipped before the update."""
         return (
             self.accumulation_steps > 1 or self.clip_grad_norm is not None or self.clip_grad_value is not None
         )
+
+
+def _names_of_rewrites(given: object) -> tuple[str, ...]:
+    """Return the names of the rewrites that an option chooses."""
+    if given in ("all", "none"):
+        return REWRITES if given == "all" else ()
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, Collection) or any(name not in REWRITES for name in names):
+        raise OptionError(f"rewrites is 'all', 'none', or some of {', '.join(REWRITES)}, not {given!r}")
+    return tuple(name for name in REWRITES if name in names)
 
 
 def changed_options(options: Options | None, changes: Mapping[str, Any]) -> Options:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from olla_fx.report.plot import plot_plan
 from olla_fx.report.snapshot import write_snapshot
 from olla_fx.report.table import format_bytes, format_table
 from olla_fx.report.totals import Totals, rows_of_totals
+from olla_fx.rewrites import Change
 from olla_solvers.analysis import peak_bytes
 from olla_solvers.baselines.caching_allocator import CachingAllocatorModel
 from olla_solvers.errors import ProblemError
@@ -21,7 +23,7 @@ from olla_solvers.plan_json import plan_from_json, plan_to_json
 from olla_solvers.problem import ArrayKind, Offset, Operator, Problem
 from olla_solvers.validate import validate
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,6 +43,7 @@ class Plan:
         workspaces_recorded: True if the plan has the workspaces that a recorded run showed.
         micro_batches: how often the planned operators run in a step, with one part of the batch after the
             other. Their gradients accumulate in static arrays.
+        changes: what rewrites have changed in the graph, so that backward keeps less.
         update: the plan of the weight update that follows several micro-batches, in the same buffer. The
             figures below are of both.
     """
@@ -56,6 +59,7 @@ class Plan:
     workspaces_recorded: bool = False
     micro_batches: int = 1
     update: Plan | None = None
+    changes: tuple[Change, ...] = ()
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -221,6 +225,10 @@ class Plan:
             rows.append(("largest workspace, in the buffer", format_bytes(self.workspace_bytes)))
         if self.recomputed_operators:
             rows.append(("operators recomputed for checkpoints", f"{self.recomputed_operators:,}"))
+        for name, changes in itertools.groupby(self.changes, lambda change: change.rewrite):
+            saved = [change.saved_bytes for change in changes]
+            name = name.replace("_", " ")
+            rows.append((f"rewritten: {name}", f"{len(saved):,} times, {format_bytes(sum(saved))} not kept"))
         eager = self.baseline_with_workspaces or self.baseline
         if eager is not None:
             rows.append(("eager's step", eager.source.value))
@@ -243,6 +251,7 @@ class Plan:
             "workspaces_recorded": self.workspaces_recorded,
             "micro_batches": self.micro_batches,
             "update": None if self.update is None else self.update.to_json(),
+            "changes": [[change.rewrite, change.operator, change.saved_bytes] for change in self.changes],
         }
 
     @classmethod
@@ -271,6 +280,7 @@ class Plan:
                 bool(document["workspaces_recorded"]),
                 int(document["micro_batches"]),
                 None if update is None else cls.from_json(update),
+                tuple(Change(str(name), str(at), int(saved)) for name, at, saved in document["changes"]),
             )
         except (KeyError, TypeError) as error:
             raise ProblemError(f"the plan lacks {error}") from error

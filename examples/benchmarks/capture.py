@@ -96,7 +96,7 @@ def captured_step(case: ModelCase) -> dict[str, float]:
     began = time.process_time()
     captured = capture(StepRequest(case.model, case.inputs, Mode.TRAINING, loss_of(case), optimizer))
     traced = time.process_time()
-    rewritten = run_passes(captured)
+    rewritten = run_passes(captured).graph_module
     passed = time.process_time()
     dataflow = build_dataflow(rewritten, captured.device)
     done = time.process_time()

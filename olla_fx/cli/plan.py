@@ -10,6 +10,7 @@ from typing import Any
 from olla_fx import models
 from olla_fx.api import plan as plan_step
 from olla_fx.cli.common import UsageError, check_folders, count, report
+from olla_fx.rewrites import REWRITES
 from olla_fx.step_plan import Plan
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
@@ -41,6 +42,14 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--inference", dest="kind", action="store_const", const="inference", help="the forward pass alone"
     )
     command.add_argument("--optimizer", default="sgd", metavar="NAME", help=" | ".join(models.OPTIMIZERS))
+    command.add_argument(
+        "--rewrites",
+        nargs="+",
+        default=["all"],
+        choices=["all", "none", *REWRITES],
+        metavar="NAME",
+        help=f"what may be rewritten so that backward keeps less: all | none | {' | '.join(REWRITES)}",
+    )
     command.add_argument("--no-baseline", action="store_true", help="do not ask what eager would need")
     command.add_argument("--plot", metavar="FILE", help="draw the plan into a .png, .svg or .pdf file")
 
@@ -72,10 +81,24 @@ def run(parsed: argparse.Namespace) -> None:
         solver=parsed.solver,
         time_limit=parsed.time_limit,
         baseline=not parsed.no_baseline,
+        rewrites=_rewrites(parsed.rewrites),
     )
     report(plan.report(), _document(plan, parsed.solver), parsed.json)
     if parsed.plot:
         plan.plot(parsed.plot)
+
+
+def _rewrites(names: list[str]) -> str | list[str]:
+    """Return the option that some names on the command line stand for.
+
+    Raises:
+        UsageError: if ``all`` or ``none`` stands among others.
+    """
+    if len(names) == 1:
+        return names[0]
+    if {"all", "none"} & set(names):
+        raise UsageError(f"--rewrites {' '.join(names)}: all and none stand alone")
+    return names
 
 
 def _document(plan: Plan, solver: str) -> dict[str, Any]:
@@ -91,6 +114,7 @@ def _document(plan: Plan, solver: str) -> dict[str, Any]:
         "total_bytes": plan.total_bytes,
         "seconds": dict(plan.timings),
         "solver": solver,
+        "changes": [dataclasses.asdict(change) for change in plan.changes],
         "provenance": dataclasses.asdict(plan.provenance),
         "baseline": None if plan.baseline is None else plan.baseline.to_json(),
         "order": list(plan.order),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import fx
 
 from olla_fx import operators, torch_compat
@@ -18,19 +20,35 @@ from olla_fx.passes.cleanup import (
 from olla_fx.passes.propagate import follow_storages, propagate_fake_tensors, views_in
 from olla_fx.passes.reinplace import reinplace
 from olla_fx.passes.reinplace_updates import reinplace_updates
+from olla_fx.passes.rewrites import Wanted, rewrite
+from olla_fx.rewrites import Change
 from olla_fx.torch_compat import OpOverload, schema_of
 
-__all__ = ["run_passes"]
+__all__ = ["Rewritten", "run_passes"]
 
 _KEPT = frozenset({"val", IN_BACKWARD, RECOMPUTED, LAYOUTS})
 
 
-def run_passes(captured: CapturedStep) -> fx.GraphModule:
+@dataclass(frozen=True)
+class Rewritten:
+    """A captured graph after all passes.
+
+    Attributes:
+        graph_module: every node has its fake value in ``meta["val"]``, which is None for a number, and of
+            what else was noted of it what later stages read.
+        changes: what rewrites that lower the peak have changed.
+    """
+
+    graph_module: fx.GraphModule
+    changes: tuple[Change, ...] = ()
+
+
+def run_passes(captured: CapturedStep, wanted: Wanted | None = None) -> Rewritten:
     """Run all passes on a copy of the captured graph.
 
-    Returns:
-        The new graph, every node with its fake value in ``meta["val"]``, which is None for a number, and of
-        what else was noted of it what later stages read.
+    Args:
+        captured: the step; not changed.
+        wanted: rewrites to apply; None for none.
     """
     root = captured.graph_module
     graph = _copy_of(root.graph)
@@ -54,6 +72,10 @@ def run_passes(captured: CapturedStep) -> fx.GraphModule:
     else:
         propagate_fake_tensors(root, graph, captured.inputs, captured.device)
         views = views_in(graph)
+    changes = () if wanted is None else rewrite(graph, wanted)
+    if changes:
+        graph.eliminate_dead_code(_has_effect)
+        views |= views_in(graph)
     if captured.mode is Mode.AUTOGRAD and mark_boundary(graph, captured.inputs, captured.outputs.results):
         follow_storages(root, graph, views)
     reinplace(graph)
@@ -63,7 +85,7 @@ def run_passes(captured: CapturedStep) -> fx.GraphModule:
         if isinstance(node.meta.get("val"), torch_compat.SYMBOLIC):
             # Only that it is no tensor matters, and symbols hold all others of their trace.
             node.meta["val"] = None
-    return torch_compat.lazy_graph_module(root, graph)
+    return Rewritten(torch_compat.lazy_graph_module(root, graph), changes)
 
 
 def _has_effect(node: fx.Node) -> bool:

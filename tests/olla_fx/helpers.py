@@ -117,4 +117,4 @@ def captured_training(
 
 def front(captured: CapturedStep) -> Dataflow:
     """Run the passes on a captured step and read its dataflow."""
-    return build_dataflow(run_passes(captured), captured.device)
+    return build_dataflow(run_passes(captured).graph_module, captured.device)

@@ -333,7 +333,7 @@ def test_numbers_on_another_device_take_no_memory_and_keep_their_order() -> None
     model, x, y = mlp(), torch.randn(4, 6), torch.zeros(4, dtype=torch.long)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     captured = capture(StepRequest(model, (x, y), Mode.TRAINING, functional.cross_entropy, optimizer))
-    graph_module = run_passes(captured)
+    graph_module = run_passes(captured).graph_module
     here = build_dataflow(graph_module, torch.device("cpu"))
     elsewhere = build_dataflow(graph_module, torch.device("meta"))
     assert sum(array.size_bytes for array in here.problem.arrays) > 0

@@ -15,9 +15,19 @@ import time
 from collections.abc import Sequence
 
 from olla_solvers.effort.deadline import DeadlinePassedError
-from olla_solvers.graph.flow import FlowGraph
+from olla_solvers.graph.flow import FlowGraph, flow_of
 from olla_solvers.graph.minimum_cut import live_bytes, smallest_state
-from olla_solvers.problem import Bytes, OperatorIndex
+from olla_solvers.problem import Bytes, OperatorIndex, Problem
+
+
+def precedence_bound(problem: Problem) -> Bytes:
+    """Return a peak that no order can beat, found in next to no time; see the module docstring.
+
+    Args:
+        problem: the graph.
+    """
+    flow, _ = flow_of(problem)
+    return max(flow.precedence_bytes, default=0)
 
 
 class MinimumCuts:

@@ -70,7 +70,7 @@ def described(graph):
 
 def assert_followed(request):
     captured = capture(request)
-    rewritten = run_passes(captured)
+    rewritten = run_passes(captured).graph_module
     followed = described(rewritten.graph)
     propagate_fake_tensors(rewritten, rewritten.graph, captured.inputs, captured.device)
     assert followed == described(rewritten.graph)

@@ -1,0 +1,151 @@
+"""Plans training steps with and without rewrites, and says what each of these is worth.
+
+Steps are captured under fake tensors with SGD, so that no batch needs memory; kernels' workspaces are not
+counted. Every step is planned in a process of its own, which keeps no plans on disk. ``none`` is the plan of
+the captured graph, ``all`` that with every rewrite that pays; ``--each`` adds a plan with each rewrite alone.
+
+    python examples/benchmarks/rewrites.py --json rewrites.json
+    python examples/benchmarks/rewrites.py --models torchvision:resnet50 --batch-sizes 32 --each
+
+A saving is against what eager reserves (model of the caching allocator), with the static arrays on both
+sides; in brackets without. The exit status is 1 if a step needs more with rewrites than without, or fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from ordering import MODELS, SMALLEST_BATCH, TOKENS, table
+from processes import run_apart
+
+import olla_fx
+from olla_fx.models import build_model, optimizer_by_name
+
+MIB = 1 << 20
+
+
+def measure(name: str, batch: int, each: bool) -> dict[str, Any]:
+    """Plan one model's step in this process, with several choices of rewrites."""
+    choices = {"none": "none", "all": "all"}
+    choices |= {rewrite: rewrite for rewrite in olla_fx.REWRITES} if each else {}
+    plans: dict[str, Any] = {}
+    result: dict[str, Any] = {"plans": plans}
+    for label, rewrites in choices.items():
+        case = build_model(name, batch_size=batch, tokens=TOKENS, device="meta")
+        optimizer = optimizer_by_name("sgd", case.model.parameters())
+        began = time.process_time()
+        plan = olla_fx.plan(
+            case.model,
+            case.inputs,
+            loss_fn=case.loss_fn,
+            optimizer=optimizer,
+            baseline=False,
+            rewrites=rewrites,
+        )
+        plans[label] = {
+            "seconds": time.process_time() - began,
+            "peak_bytes": plan.peak_bytes,
+            "lower_bound_bytes": plan.lower_bound_bytes,
+            "buffer_bytes": plan.buffer_bytes,
+            "operators": len(plan.order),
+            "stages": dict(plan.timings),
+            "changes": [[change.rewrite, change.operator, change.saved_bytes] for change in plan.changes],
+        }
+    eager = olla_fx.plan(case.model, case.inputs, loss_fn=case.loss_fn, optimizer=optimizer, rewrites="none")
+    if eager.baseline is None:
+        raise RuntimeError("the plan has no baseline")
+    return {
+        **result,
+        "static_bytes": eager.static_bytes + eager.output_bytes,
+        "live_bytes": eager.baseline.live_peak_bytes,
+        "reserved_bytes": eager.baseline.reserved_bytes,
+    }
+
+
+def measure_apart(name: str, batch: int, each: bool) -> dict[str, Any]:
+    """Plan one model's step in a process of its own; what went wrong is under ``error``."""
+    command = [sys.executable, __file__, "--one", "--models", name, "--batch-sizes", str(batch)]
+    result = run_apart([*command, "--each"] if each else command, environment={"OLLA_FX_CACHE_DIR": ""})
+    return {"model": name, "batch": batch, **result}
+
+
+def saving(row: dict[str, Any], label: str, *, static: bool) -> float:
+    """Return the share of eager's reserved bytes that a plan saves."""
+    beside = row["static_bytes"] if static else 0
+    return 1 - (beside + row["plans"][label]["buffer_bytes"]) / (beside + row["reserved_bytes"])
+
+
+def line(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return a row of the table; bytes in MiB."""
+    name = f"{row['model']} {row['batch']}"
+    if "error" in row:
+        return name, *("-" for _ in range(9)), row["error"][:70]
+    plans = row["plans"]
+    sizes = [row[f"{key}_bytes"] for key in ("static", "live", "reserved")]
+    sizes += [plans["none"]["peak_bytes"], plans["all"]["peak_bytes"], plans["all"]["buffer_bytes"]]
+    proven = plans["all"]["peak_bytes"] == plans["all"]["lower_bound_bytes"]
+    return (
+        name,
+        *(f"{size / MIB:,.0f}" for size in sizes),
+        "yes" if proven else "no",
+        *(f"{plans[label]['seconds']:.1f}" for label in ("none", "all")),
+        ", ".join(dict.fromkeys(change[0] for change in plans["all"]["changes"])),
+    )
+
+
+def summary(rows: list[dict[str, Any]], batch: int) -> str:
+    """Return the mean savings of the steps of a batch size, one line for each choice."""
+    labels = rows[0]["plans"]
+    lines = []
+    for label in labels:
+        with_static, without = (
+            100 * statistics.fmean(saving(row, label, static=static) for row in rows)
+            for static in (True, False)
+        )
+        lines.append(f"batch {batch}, {label}: {with_static:.1f} % ({without:.1f} %) less than eager")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Plan what the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", default=MODELS, metavar="NAME")
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=(1, 32), metavar="N")
+    parser.add_argument("--each", action="store_true", help="plan with each rewrite alone, too")
+    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        warnings.filterwarnings("ignore", category=UserWarning)
+        print(json.dumps(measure(options.models[0], options.batch_sizes[0], options.each)))
+        return 0
+    rows = []
+    for batch in options.batch_sizes:
+        for name in options.models:
+            rows.append(measure_apart(name, max(batch, SMALLEST_BATCH.get(name, 1)), options.each))
+            print(*line(rows[-1]), file=sys.stderr)
+            if options.json:
+                options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    header = ("step", "static", "live", "reserved", "none: peak", "all: peak", "buffer", "proven",
+              "none: s", "all: s", "rewrites")  # fmt: skip
+    print(table(header, [line(row) for row in rows]))
+    planned = [row for row in rows if "error" not in row]
+    for batch in options.batch_sizes:
+        of_batch = [row for row in planned if max(batch, SMALLEST_BATCH.get(row["model"], 1)) == row["batch"]]
+        if of_batch:
+            print(summary(of_batch, batch))
+    worse = [row for row in planned if row["plans"]["all"]["peak_bytes"] > row["plans"]["none"]["peak_bytes"]]
+    return 1 if worse or len(planned) < len(rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

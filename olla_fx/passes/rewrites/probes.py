@@ -1,0 +1,80 @@
+"""Asks a device's kernels, with random numbers, whether a rewrite has equal bits there.
+
+Libraries of matrix products choose kernels by shape, type and device, and are free to sum up in another
+sequence for a part of a matrix than for all of it. No rule says when they do, so the very product is computed
+both ways, once a machine, and the answer is kept on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+
+_SEED = 0x0117A
+
+
+Remember: TypeAlias = Callable[[dict[str, Any], Callable[[], bool]], bool]
+"""Gives the answer that is known for a question, or what a function answers, and keeps that."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Answers about the kernels of a device.
+
+    Attributes:
+        device: the device on which the step is to run.
+        runs: False if nothing may run: then what was not asked before is taken to be equal.
+        remember: keeps answers.
+    """
+
+    device: torch.device
+    runs: bool
+    remember: Remember
+
+    def equal_in_blocks(self, left: torch.Tensor, right: torch.Tensor, rows: int) -> bool:
+        """Return True if a matrix product in blocks of rows has the bits of the whole one.
+
+        Args:
+            left: of the product's layout and type; its values are not read.
+            right: likewise.
+            rows: of a block.
+        """
+        question = {
+            "product in blocks": rows,
+            "left": _layout(left),
+            "right": _layout(right),
+            "threads": torch.get_num_threads(),
+        }
+        if not self.runs:
+            return True
+        return self.remember(question, partial(self._product_is_equal, left, right, rows))
+
+    def _product_is_equal(self, left: torch.Tensor, right: torch.Tensor, rows: int) -> bool:
+        return _is_equal_in_blocks(self._random(left), self._random(right), rows)
+
+    def _random(self, fake: torch.Tensor) -> torch.Tensor:
+        """Return random numbers in a fake tensor's layout, some of them 0."""
+        generator = torch.Generator(self.device).manual_seed(_SEED)
+        result = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=self.device)
+        result.normal_(generator=generator)
+        return result.mul_(result.abs() > 0.1)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride())), str(tensor.dtype)
+
+
+def _is_equal_in_blocks(left: torch.Tensor, right: torch.Tensor, rows: int) -> bool:
+    """Compare a product with its blocks, bit by bit."""
+    with torch.no_grad():
+        whole = left @ right
+        starts = range(0, left.shape[0], rows)
+        return all(_same_bits(left[at : at + rows] @ right, whole[at : at + rows]) for at in starts)
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(torch.equal(one, other) and torch.equal(one.signbit(), other.signbit()))

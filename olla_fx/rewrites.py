@@ -1,0 +1,35 @@
+"""The rewrites that lower a graph's smallest peak, by name, and what is told of them.
+
+They are in :mod:`olla_fx.passes.rewrites`; a user chooses among them, and a plan says what they did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+REWRITES = (
+    "activation_outputs",
+    "masks_behind_pooling",
+    "slices_of_cat",
+    "unread_arguments",
+    "boolean_masks",
+    "narrow_indices",
+    "row_updates",
+    "blocked_updates",
+)
+"""The names of all rewrites in sequence: later ones act on what earlier ones leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One place in which a rewrite has changed a graph.
+
+    Attributes:
+        rewrite: its name, among :data:`REWRITES`.
+        operator: the operator that needed an array, or made a larger one.
+        saved_bytes: of what it needs no more. The peak falls by as much if all of that is alive at it.
+    """
+
+    rewrite: str
+    operator: str
+    saved_bytes: int

@@ -1,0 +1,172 @@
+"""Chooses among a step's rewrites those that pay: graph → graph, dataflow and a first order.
+
+A rewrite lets backward keep less, but whether the peak falls by it shows in an order alone. So a few
+selections are ordered for a second at most, by :func:`olla_solvers.order.order_quickly`:
+
+* all rewrites, with gradients in blocks if the peak falls without these gradients;
+* without those that take another pass over an array, unless the peak rises;
+* none, if the others' peak is above what the step needs in every order without rewrites: on small graphs one
+  was seen to need more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from olla_fx.capture import CapturedStep
+from olla_fx.dataflow import Dataflow, GradientsInBuffer, build_dataflow
+from olla_fx.passes import run_passes
+from olla_fx.passes.rewrites import Wanted
+from olla_fx.passes.rewrites.blocked_updates import BLOCKS_IN_PEAK, gradients_of_updates
+from olla_fx.passes.rewrites.probes import Probe
+from olla_fx.rewrites import Change
+from olla_solvers.analysis import lifetimes, resident_bytes, timesteps
+from olla_solvers.order import order_quickly
+from olla_solvers.order.bounds import precedence_bound
+from olla_solvers.plan import Schedule
+
+COSTLY = frozenset({"boolean_masks", "narrow_indices"})
+"""Rewrites that take time: each reads an array once more."""
+
+LEAST_GAIN = 0.002
+"""Share of the peak that a rewrite which takes time must save."""
+
+MOST_ROUNDS = 3
+"""How often gradients that come to the peak when larger ones are gone are cut, too."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A step's graph after some rewrites.
+
+    Attributes:
+        dataflow: the graph after all passes.
+        changes: what the rewrites have changed.
+        schedule: an order of it.
+    """
+
+    dataflow: Dataflow
+    changes: tuple[Change, ...] = ()
+    schedule: Schedule | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak of its order, which was found quickly."""
+        if self.schedule is None:
+            raise ValueError("the candidate was not ordered")
+        return self.schedule.peak_bytes
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """What is needed to make and compare candidates.
+
+    Attributes:
+        captured: the step.
+        gradients: those that are made in the buffer.
+        probe: says whether kernels give equal bits.
+    """
+
+    captured: CapturedStep
+    gradients: GradientsInBuffer
+    probe: Probe
+
+    def candidate(self, names: Collection[str], cuts: Mapping[str, int] | None = None) -> Candidate:
+        """Rewrite the step; it is not ordered yet."""
+        wanted = Wanted(names, self.probe, cuts or {}) if names else None
+        rewritten = run_passes(self.captured, wanted)
+        dataflow = build_dataflow(rewritten.graph_module, self.captured.device, self.gradients)
+        return Candidate(dataflow, rewritten.changes)
+
+
+def choose_rewrites(rewriting: Rewriting, names: Collection[str]) -> Candidate:
+    """Return the candidate with the smallest peak; see the module docstring.
+
+    Args:
+        rewriting: the step.
+        names: of the rewrites to choose from.
+
+    Returns:
+        It has an order only if it was compared with others.
+    """
+    plain = rewriting.candidate(())
+    if not names:
+        return plain
+    cuts: dict[str, int] = {}
+    best = rewriting.candidate(names)
+    for _ in range(MOST_ROUNDS if "blocked_updates" in names else 0):
+        best, more = _in_blocks(rewriting, names, best, cuts)
+        if not more:
+            break
+        cuts.update(more)
+    if not best.changes:
+        return plain
+    best = _without_costly(rewriting, names, best, cuts)
+    best = _ordered(best)
+    if precedence_bound(plain.dataflow.problem) >= best.peak_bytes:
+        return best
+    plain = _ordered(plain)
+    return best if best.peak_bytes < plain.peak_bytes else plain
+
+
+def _ordered(candidate: Candidate) -> Candidate:
+    if candidate.schedule is not None:
+        return candidate
+    return replace(candidate, schedule=order_quickly(candidate.dataflow.problem))
+
+
+def _in_blocks(
+    rewriting: Rewriting, names: Collection[str], candidate: Candidate, cuts: Mapping[str, int]
+) -> tuple[Candidate, Mapping[str, int]]:
+    """Return the candidate with the gradients in blocks that are at its peak, and what was cut."""
+    gradients = gradients_of_updates(candidate.dataflow.graph_module.graph)
+    if not gradients:
+        return candidate, {}
+    candidate = _ordered(candidate)
+    more = _gradients_at_peak(candidate, gradients)
+    if not more:
+        return candidate, {}
+    in_blocks = _ordered(rewriting.candidate(names, {**cuts, **more}))
+    if in_blocks.peak_bytes < (1 - LEAST_GAIN) * candidate.peak_bytes:
+        return in_blocks, more
+    return candidate, {}
+
+
+def _without_costly(
+    rewriting: Rewriting, names: Collection[str], candidate: Candidate, cuts: Mapping[str, int]
+) -> Candidate:
+    """Return the candidate without those of its rewrites that take time, if these save nothing."""
+    if not any(change.rewrite in COSTLY for change in candidate.changes):
+        return candidate
+    candidate = _ordered(candidate)
+    cheaper = _ordered(rewriting.candidate([name for name in names if name not in COSTLY], cuts))
+    is_worth_it = candidate.peak_bytes < (1 - LEAST_GAIN) * cheaper.peak_bytes
+    return candidate if is_worth_it else cheaper
+
+
+def _gradients_at_peak(candidate: Candidate, gradients: Mapping[str, Collection[str]]) -> dict[str, int]:
+    """Return the gradients without which the peak would be lower, each with the bytes of a block.
+
+    Args:
+        candidate: with an order.
+        gradients: those that can be computed in blocks, each with the operators of its update.
+    """
+    problem = candidate.dataflow.problem
+    order = candidate.schedule.order if candidate.schedule is not None else ()
+    resident = resident_bytes(problem, order)
+    timestep = timesteps(order)
+    at = {operator.name: timestep[index] for index, operator in enumerate(problem.operators)}
+    alive = lifetimes(problem, order)
+    others = list(resident)
+    sizes = {array.name: array.size_bytes for array in problem.planned}
+    for name, update in gradients.items():
+        for array in {name, *update} & alive.keys():
+            for time in range(alive[array].lower, alive[array].upper):
+                others[time] -= sizes[array]
+    needed_bytes = max(others, default=0)
+    return {
+        name: needed_bytes // BLOCKS_IN_PEAK
+        for name, update in gradients.items()
+        if any(resident[at[operator]] > needed_bytes for operator in update)
+    }
