@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from olla_fx import operators
-from olla_fx.fx_graph import written_arguments
+from olla_fx.fx_graph import storages_of, written_arguments
 from olla_fx.passes.rewrites.edit import bytes_of, insert, sizes_vary, tensor_of
 from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.rewrites import Change
@@ -156,9 +156,16 @@ def _update_of(gradient: fx.Node, position: dict[fx.Node, int]) -> _Update | Non
             else:
                 return None
     writes = any(target.op == "placeholder" for node in operators for target in written_arguments(node))
-    if not writes or any(node not in position for node in operators):
+    if not writes or _reads_updated(gradient) or any(node not in position for node in operators):
         return None
     return _Update(gradient, frozenset(aliases), tuple(sorted(operators, key=position.__getitem__)))
+
+
+def _reads_updated(gradient: fx.Node) -> bool:
+    """Return True if a gradient is computed of a tensor that the step updates, maybe before the last block."""
+    sources = {key for source in gradient.all_input_nodes for key in storages_of(source.meta.get("val"))}
+    updated = (target for node in gradient.graph.nodes for target in written_arguments(node))
+    return any(not sources.isdisjoint(storages_of(target.meta.get("val"))) for target in updated)
 
 
 def _is_exact(node: fx.Node, gradient: fx.Node) -> bool:

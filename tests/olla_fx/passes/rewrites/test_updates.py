@@ -156,3 +156,22 @@ def test_operators_of_embeddings(seed, rows, tokens, pads, alpha):
     parts = [(0, half), (half, rows)]
     blocks = [operators.embedding_rows_backward(gradient, indices, *part, padding) for part in parts]
     assert torch.equal(whole.view(torch.int32), torch.cat(blocks).view(torch.int32))
+
+
+class LowRank(nn.Module):
+    """A weight that is a product: the gradient of one factor needs the other, which is updated first."""
+
+    def __init__(self):
+        super().__init__()
+        self.right = nn.Parameter(torch.randn(4, 3) / 4)
+        self.left = nn.Parameter(torch.randn(600, 4) / 4)
+
+    def forward(self, x):
+        return x.repeat(1, 100) @ (self.left @ self.right)
+
+
+def test_a_factor_that_is_updated_first():
+    captured = captured_training(LowRank(), vectors(1)[0])
+    assert blocked_updates.gradients_of_updates(run_passes(captured).graph_module.graph) == {}
+    batches = vectors(3)
+    WholeStep(LowRank(), sgd, batches[0]).run(batches)
