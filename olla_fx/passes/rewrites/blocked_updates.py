@@ -163,9 +163,16 @@ def _update_of(gradient: fx.Node, position: dict[fx.Node, int]) -> _Update | Non
 
 def _reads_updated(gradient: fx.Node) -> bool:
     """Return True if a gradient is computed of a tensor that the step updates, maybe before the last block."""
+    graph = gradient.graph
+    static = {key for node in graph.find_nodes(op="placeholder") for key in storages_of(node.meta.get("val"))}
     sources = {key for source in gradient.all_input_nodes for key in storages_of(source.meta.get("val"))}
-    updated = (target for node in gradient.graph.nodes for target in written_arguments(node))
-    return any(not sources.isdisjoint(storages_of(target.meta.get("val"))) for target in updated)
+    written = {
+        key
+        for node in graph.nodes
+        for target in written_arguments(node)
+        for key in storages_of(target.meta.get("val"))
+    }
+    return bool(sources & static & written)
 
 
 def _is_exact(node: fx.Node, gradient: fx.Node) -> bool:
