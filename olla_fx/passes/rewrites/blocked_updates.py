@@ -20,8 +20,8 @@ import torch
 from torch import fx
 
 from olla_fx import operators
-from olla_fx.fx_graph import storages_of, written_arguments
-from olla_fx.passes.rewrites.edit import bytes_of, insert, sizes_vary, tensor_of
+from olla_fx.fx_graph import written_arguments
+from olla_fx.passes.rewrites.edit import bytes_of, insert, reads_any, sizes_vary, tensor_of, updated_storages
 from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.rewrites import Change
 from olla_fx.torch_compat import OpOverload
@@ -82,7 +82,8 @@ def gradients_of_updates(graph: fx.Graph) -> dict[str, tuple[str, ...]]:
     position = {node: index for index, node in enumerate(graph.nodes)}
     gradients = [node for kind in _CUTS for node in graph.find_nodes(op="call_function", target=kind)]
     large = [node for node in gradients if bytes_of(node) >= 2 * LEAST_BLOCK_BYTES]
-    updates = [_update_of(node, position) for node in large]
+    updated = updated_storages(graph)
+    updates = [_update_of(node, position) for node in large if not reads_any(node, updated)]
     return {
         update.gradient.name: (update.gradient.name, *(node.name for node in update.operators))
         for update in updates
@@ -103,9 +104,11 @@ def update_in_blocks(graph: fx.Graph, cuts: Mapping[str, int], probe: Probe) -> 
     """
     changes = []
     position = {node: index for index, node in enumerate(graph.nodes)}
+    updated = updated_storages(graph)
     for kind, cut in _CUTS.items():
         for gradient in list(graph.find_nodes(op="call_function", target=kind)):
-            update = _update_of(gradient, position) if gradient.name in cuts else None
+            is_wanted = gradient.name in cuts and not reads_any(gradient, updated)
+            update = _update_of(gradient, position) if is_wanted else None
             rows = _rows_of_blocks(gradient, cuts.get(gradient.name, 0))
             if update is None or not _is_exact_in_blocks(gradient, rows, probe):
                 continue
@@ -156,23 +159,9 @@ def _update_of(gradient: fx.Node, position: dict[fx.Node, int]) -> _Update | Non
             else:
                 return None
     writes = any(target.op == "placeholder" for node in operators for target in written_arguments(node))
-    if not writes or _reads_updated(gradient) or any(node not in position for node in operators):
+    if not writes or any(node not in position for node in operators):
         return None
     return _Update(gradient, frozenset(aliases), tuple(sorted(operators, key=position.__getitem__)))
-
-
-def _reads_updated(gradient: fx.Node) -> bool:
-    """Return True if a gradient is computed of a tensor that the step updates, maybe before the last block."""
-    graph = gradient.graph
-    static = {key for node in graph.find_nodes(op="placeholder") for key in storages_of(node.meta.get("val"))}
-    sources = {key for source in gradient.all_input_nodes for key in storages_of(source.meta.get("val"))}
-    written = {
-        key
-        for node in graph.nodes
-        for target in written_arguments(node)
-        for key in storages_of(target.meta.get("val"))
-    }
-    return bool(sources & static & written)
 
 
 def _is_exact(node: fx.Node, gradient: fx.Node) -> bool:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import fx
 
 from olla_fx import torch_compat
-from olla_fx.fx_graph import IN_BACKWARD, LAYOUTS, RECOMPUTED, Layout, is_free, layout_of, number_argument
+from olla_fx.fx_graph import (
+    IN_BACKWARD,
+    LAYOUTS,
+    RECOMPUTED,
+    Layout,
+    is_free,
+    layout_of,
+    number_argument,
+    storages_of,
+    written_arguments,
+)
 from olla_fx.torch_compat import pytree
 
 
@@ -41,6 +51,20 @@ def bytes_of(node: fx.Node) -> int:
     """Return the bytes of the elements of a node's tensors."""
     tensors = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
     return sum(int(tensor.numel()) * tensor.element_size() for tensor in tensors)
+
+
+def updated_storages(graph: fx.Graph) -> frozenset[int | None]:
+    """Return the caller's storages that a step writes to: an operator that reads one cannot be moved."""
+    static = {key for node in graph.find_nodes(op="placeholder") for key in storages_of(node.meta.get("val"))}
+    targets = (target for node in graph.nodes for target in written_arguments(node))
+    written = {key for target in targets for key in storages_of(target.meta.get("val"))}
+    return frozenset(static & written)
+
+
+def reads_any(node: fx.Node, storages: Collection[int | None]) -> bool:
+    """Return True if a node reads one of some storages."""
+    read = (key for source in node.all_input_nodes for key in storages_of(source.meta.get("val")))
+    return any(key in storages for key in read)
 
 
 def insert(
