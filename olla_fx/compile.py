@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
 
 import torch
 
@@ -20,17 +21,21 @@ from olla_fx.arena import Binding
 from olla_fx.capture import CapturedStep, Role, StepRequest, capture
 from olla_fx.dataflow import Dataflow, GradientsInBuffer, arrays_of_results
 from olla_fx.emit import EmittedStep, Handover, emit
-from olla_fx.fx_graph import forward_backward_boundary
+from olla_fx.fx_graph import SOURCE, forward_backward_boundary
 from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.progress import Progress
 from olla_fx.rewriting import Candidate, Rewriting, choose_rewrites
-from olla_fx.step_plan import Plan
+from olla_fx.step_plan import ArrayAtPeak, Plan
 from olla_fx.time_limit import TimeLimit
+from olla_solvers.analysis import lifetimes, resident_bytes
 from olla_solvers.effort.freed_memory import garbage_collected
 from olla_solvers.pauses import held_at
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import Offset, Problem
+
+SHOWN_AT_PEAK = 3
+"""Of so many arrays at the peak a plan says where they come from."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,7 @@ def _plan_captured(request: CompileRequest, captured: CapturedStep, progress: Pr
         gradients_in_buffer=_arrays_of_gradients(captured, dataflow, dataflow.gradients.kept),
         workspaces_recorded=request.problem is not None,
         changes=changes,
+        largest=_largest_at_peak(dataflow, problem, memory),
     )
     return CompiledStep(captured, dataflow, plan, Binding.BUFFER if in_buffer else Binding.STOCK, emitted)
 
@@ -202,6 +208,28 @@ def _memory_plan(
         memory = make_plan(problem, solver=solver, time_limit=time_limit, start=start, observer=progress.note)
     disk_cache.save_plan(path, memory)
     return memory
+
+
+def _largest_at_peak(dataflow: Dataflow, problem: Problem, memory: MemoryPlan) -> tuple[ArrayAtPeak, ...]:
+    """Return the largest arrays at the peak, and what in the model makes them."""
+    index = {operator.name: position for position, operator in enumerate(problem.operators)}
+    order = [index[name] for name in memory.order]
+    resident = resident_bytes(problem, order)
+    peak = max(range(len(order)), key=resident.__getitem__, default=0)
+    alive = [name for name, lifetime in lifetimes(problem, order).items() if peak in lifetime]
+    arrays = {array.name: array for array in problem.planned}
+    largest = sorted(alive, key=lambda name: -arrays[name].size_bytes)[:SHOWN_AT_PEAK]
+    found = []
+    for name in largest:
+        producer = arrays[name].producer
+        source = None if producer is None else dataflow.operators[producer].meta.get(SOURCE)
+        found.append(ArrayAtPeak(name, arrays[name].size_bytes, _short(source)))
+    return tuple(found)
+
+
+def _short(source: str | None) -> str:
+    """Return the end of a file's name, which tells it from others, and the line."""
+    return "" if source is None else "/".join(Path(source).parts[-2:])
 
 
 def _usual_gradients(captured: CapturedStep) -> GradientsInBuffer:

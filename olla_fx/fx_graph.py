@@ -24,6 +24,9 @@ IN_BACKWARD = "in_backward"
 RECOMPUTED = "recomputed"
 """Key of ``node.meta``: True if a checkpoint runs the operator again to get back what it did not save."""
 
+SOURCE = "source"
+"""Key of ``node.meta``: the file and line of the code that called the operator, PyTorch's and ours aside."""
+
 LAYOUTS = "layouts"
 """Key of ``node.meta`` in a graph whose sizes vary: a :class:`Layout` for each flattened item of the node's
 value, None if it is no tensor."""

@@ -26,6 +26,21 @@ from olla_solvers.validate import validate
 FORMAT = 3
 
 
+@dataclass(frozen=True, slots=True)
+class ArrayAtPeak:
+    """An array that is alive when most memory is needed.
+
+    Attributes:
+        name: of the array.
+        size_bytes: its size.
+        source: the file and line that calls the operator which makes it; empty for an operator of backward.
+    """
+
+    name: str
+    size_bytes: int
+    source: str
+
+
 @dataclass(frozen=True, repr=False)
 class Plan:
     """A validated plan; prints as one line, and :meth:`report` as tables.
@@ -34,7 +49,8 @@ class Plan:
         problem: the operators and arrays that were planned.
         memory: order, offsets and figures.
         baseline: what eager PyTorch needs for the same step, workspaces aside; None if nobody asked.
-        timings: seconds a stage: ``capture``, ``passes``, ``dataflow``, ``order``, ``place``, ``emit``.
+        timings: seconds a stage: ``capture``, ``passes`` (the choice of rewrites with them), ``order``,
+            ``place``, ``emit``.
         recomputed_operators: operators that run a second time because the model checkpoints activations.
         gradients: the arrays of gradients that are outside the buffer, or are added to what is there:
             the caller's, in a loop of their own, and those that micro-batches add up.
@@ -44,6 +60,7 @@ class Plan:
         micro_batches: how often the planned operators run in a step, with one part of the batch after the
             other. Their gradients accumulate in static arrays.
         changes: what rewrites have changed in the graph, so that backward keeps less.
+        largest: the largest arrays that are alive at the peak.
         update: the plan of the weight update that follows several micro-batches, in the same buffer. The
             figures below are of both.
     """
@@ -60,6 +77,7 @@ class Plan:
     micro_batches: int = 1
     update: Plan | None = None
     changes: tuple[Change, ...] = ()
+    largest: tuple[ArrayAtPeak, ...] = ()
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -225,6 +243,9 @@ class Plan:
             rows.append(("largest workspace, in the buffer", format_bytes(self.workspace_bytes)))
         if self.recomputed_operators:
             rows.append(("operators recomputed for checkpoints", f"{self.recomputed_operators:,}"))
+        for array in self.largest:
+            made_at = f"made at {array.source}" if array.source else "made in backward"
+            rows.append((f"at the peak: {array.name}, {made_at}", format_bytes(array.size_bytes)))
         for name, changes in itertools.groupby(self.changes, lambda change: change.rewrite):
             saved = [change.saved_bytes for change in changes]
             name = name.replace("_", " ")
@@ -251,6 +272,7 @@ class Plan:
             "workspaces_recorded": self.workspaces_recorded,
             "micro_batches": self.micro_batches,
             "update": None if self.update is None else self.update.to_json(),
+            "largest": [[array.name, array.size_bytes, array.source] for array in self.largest],
             "changes": [[change.rewrite, change.operator, change.saved_bytes] for change in self.changes],
         }
 
@@ -281,6 +303,7 @@ class Plan:
                 int(document["micro_batches"]),
                 None if update is None else cls.from_json(update),
                 tuple(Change(str(name), str(at), int(saved)) for name, at, saved in document["changes"]),
+                tuple(ArrayAtPeak(str(name), int(size), str(at)) for name, size, at in document["largest"]),
             )
         except (KeyError, TypeError) as error:
             raise ProblemError(f"the plan lacks {error}") from error

@@ -28,7 +28,7 @@ from olla_fx.capture.questions import Questions
 from olla_fx.capture.recomputation import Draws
 from olla_fx.capture.varying import SymbolicSizes
 from olla_fx.errors import CaptureError
-from olla_fx.fx_graph import IN_BACKWARD, RECOMPUTED, may_draw
+from olla_fx.fx_graph import IN_BACKWARD, RECOMPUTED, SOURCE, may_draw
 from olla_fx.torch_compat import overload_name, schema_of
 
 aten = torch.ops.aten
@@ -62,7 +62,8 @@ class EagerNumerics(ConstantFolding):  # type: ignore[no-untyped-call]
         is_recomputed = torch_compat.is_recomputing()
         self.recomputed += is_recomputed and not operator.is_view
         if not self.in_backward:
-            return self._run(operator, args, kwargs)
+            with torch_compat.new_nodes_marked({SOURCE: torch_compat.calling_line()}):
+                return self._run(operator, args, kwargs)
         with torch_compat.new_nodes_marked({IN_BACKWARD: True, RECOMPUTED: is_recomputed}):
             return self._run(operator, args, kwargs)
 

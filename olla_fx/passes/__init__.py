@@ -8,7 +8,7 @@ from torch import fx
 
 from olla_fx import operators, torch_compat
 from olla_fx.capture import CapturedStep, Mode
-from olla_fx.fx_graph import IN_BACKWARD, LAYOUTS, RECOMPUTED, Size, size_name
+from olla_fx.fx_graph import IN_BACKWARD, LAYOUTS, RECOMPUTED, SOURCE, Size, size_name
 from olla_fx.passes.boundary import mark_boundary
 from olla_fx.passes.cleanup import (
     drop_dead_copies,
@@ -26,7 +26,7 @@ from olla_fx.torch_compat import OpOverload, schema_of
 
 __all__ = ["Rewritten", "run_passes"]
 
-_KEPT = frozenset({"val", IN_BACKWARD, RECOMPUTED, LAYOUTS})
+_KEPT = frozenset({"val", IN_BACKWARD, RECOMPUTED, SOURCE, LAYOUTS})
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ from olla_fx.torch_compat.tensors import (
     version_of,
 )
 from olla_fx.torch_compat.tracing import (
+    calling_line,
     layout_in_trace,
     lazy_graph_module,
     new_nodes_marked,
@@ -151,6 +152,7 @@ __all__ = [
     "call_instead",
     "call_itself",
     "called_instead",
+    "calling_line",
     "captures_current_stream",
     "capturing",
     "children_of",

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -128,6 +132,22 @@ def _without_stack_traces() -> Iterator[None]:
             yield
         finally:
             setattr(_config, _NO_STACK_TRACES, original)
+
+
+_NOT_THE_USERS = (
+    f"{Path(torch.__file__).parent}{os.sep}",
+    f"{Path(__file__).parents[1]}{os.sep}",
+    contextlib.__file__,
+    "<",
+)
+
+
+def calling_line() -> str | None:
+    """Return file and line of the code that runs, PyTorch's and this library's aside; None without any."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame = frame.f_back
+    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from olla_fx import Plan
 from olla_solvers.errors import ProblemError, ValidationError
 from olla_solvers.problem import ArrayKind
 from olla_solvers.validate import validate
-from tests.olla_fx.helpers import SmallNet, images, mlp, sgd, vectors
+from tests.olla_fx.helpers import SmallNet, Written, images, mlp, sgd, vectors
 
 
 def plan_of(model, example, make=sgd, **options):
@@ -39,7 +39,7 @@ def test_figures_agree(plan):
     planned = {array.name for array in plan.problem.arrays if array.kind is ArrayKind.PLANNED}
     assert set(plan.offsets) == planned
     assert all(offset % 64 == 0 for offset in plan.offsets.values())
-    assert {"capture", "passes", "dataflow", "order", "place"} <= set(plan.timings)
+    assert {"capture", "passes", "order", "place"} <= set(plan.timings)
     assert all(seconds >= 0 for seconds in plan.timings.values())
     assert plan.provenance.order_found_by
     validate(plan.problem, plan.memory)
@@ -269,3 +269,17 @@ def test_a_plan_prints_as_one_line_and_reports_two_short_tables():
         lines = table.splitlines()
         assert len(lines) <= 10
         assert len({len(line) for line in lines}) == 1
+
+
+def widened(self, x):
+    return self.head(self.body(x).repeat(1, 50).exp().sum(1, True))
+
+
+def test_a_report_says_where_what_is_at_the_peak_comes_from():
+    model = Written(widened, body=nn.Linear(6, 4), head=nn.Linear(1, 3))
+    plan = olla_fx.plan(model, vectors(1)[0][:1], baseline=False)
+    line = widened.__code__.co_firstlineno + 1
+    largest = plan.largest[0]
+    assert largest.source == f"olla_fx/test_step_plan.py:{line}"
+    assert f"at the peak: {largest.name}, made at {largest.source}" in plan.report()
+    assert Plan.from_json(plan.to_json()).largest == plan.largest

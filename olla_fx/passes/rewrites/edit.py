@@ -13,6 +13,7 @@ from olla_fx.fx_graph import (
     IN_BACKWARD,
     LAYOUTS,
     RECOMPUTED,
+    SOURCE,
     Layout,
     is_free,
     layout_of,
@@ -96,7 +97,7 @@ def insert(
     mode = torch_compat.fake_mode_of(pytree.tree_leaves((values, named)))
     with mode, torch.no_grad():
         node.meta["val"] = target(*values, **named)
-    for key in (IN_BACKWARD, RECOMPUTED):
+    for key in (IN_BACKWARD, RECOMPUTED, SOURCE):
         if key in phase.meta:
             node.meta[key] = phase.meta[key]
     if layout is not None:
