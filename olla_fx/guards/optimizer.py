@@ -120,7 +120,10 @@ class OptimizerGuard:
         groups, layout = self.optimizer.param_groups, self.layout
         hooks = torch_compat.has_optimizer_pre_hooks(self.optimizer)
         yield "the optimizer has a step pre-hook", hooks
-        yield "the optimizer's parameter groups changed", self._has_planned_groups()
+        has_planned_groups = self._has_planned_groups()
+        yield "the optimizer's parameter groups changed", has_planned_groups
+        if not has_planned_groups:  # the other facts are of parameters by their places in groups
+            return
         yield "the optimizer holds other parameters than the model", self._holds_the_models()
         for index, (group, constants) in enumerate(zip(groups, layout.constants, strict=True)):
             for key, _ in constants:
