@@ -125,7 +125,7 @@ def test_inference():
 
 @pytest.mark.parametrize(("rewrites", "recorded"), [("none", (9, 24, 5)), ("all", (9, 24, 5, 13))])
 def test_new_sizes_are_served_at_their_first_call(rewrites, recorded):
-    """With rewrites the first plan's graph is another one, and its recording tells nothing of the family's."""
+    """With rewrites the first plan's graph is another one, whose recording tells nothing of the family's."""
     torch.manual_seed(0)
     pair = WholeStep(Encoder(0.1, layers=2), ADAMW, words(4, 9), word_loss, rewrites=rewrites)
     for length in recorded:
