@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,9 @@ from olla_solvers.pauses import held_at
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import Offset, Problem
+
+SHARE_OF_CHOICE = 0.05
+"""Of the user's time limit, what each order may take by which rewrites are chosen."""
 
 SHOWN_AT_PEAK = 3
 """Of so many arrays at the peak a plan says where they come from."""
@@ -186,8 +190,10 @@ def _chosen(request: CompileRequest, captured: CapturedStep) -> Candidate:
     """Return the step after the rewrites that pay."""
     remember = partial(disk_cache.remembered, captured.device)
     probe = Probe(captured.device, request.runs, remember)
-    rewriting = Rewriting(captured, _usual_gradients(captured), probe)
-    return choose_rewrites(rewriting, request.step.options.rewrites)
+    options = request.step.options
+    seconds = math.inf if options.time_limit is None else SHARE_OF_CHOICE * options.time_limit
+    rewriting = Rewriting(captured, _usual_gradients(captured), probe, seconds)
+    return choose_rewrites(rewriting, options.rewrites)
 
 
 def _memory_plan(

@@ -11,6 +11,7 @@ selections are ordered for a second at most, by :func:`olla_solvers.order.order_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -66,11 +67,13 @@ class Rewriting:
         captured: the step.
         gradients: those that are made in the buffer.
         probe: says whether kernels give equal bits.
+        seconds: the most that an order may take, by the clock.
     """
 
     captured: CapturedStep
     gradients: GradientsInBuffer
     probe: Probe
+    seconds: float = math.inf
 
     def candidate(self, names: Collection[str], cuts: Mapping[str, int] | None = None) -> Candidate:
         """Rewrite the step; it is not ordered yet."""
@@ -78,6 +81,12 @@ class Rewriting:
         rewritten = run_passes(self.captured, wanted)
         dataflow = build_dataflow(rewritten.graph_module, self.captured.device, self.gradients)
         return Candidate(dataflow, rewritten.changes)
+
+    def ordered(self, candidate: Candidate) -> Candidate:
+        """Return a candidate with an order."""
+        if candidate.schedule is not None:
+            return candidate
+        return replace(candidate, schedule=order_quickly(candidate.dataflow.problem, self.seconds))
 
 
 def choose_rewrites(rewriting: Rewriting, names: Collection[str]) -> Candidate:
@@ -103,17 +112,11 @@ def choose_rewrites(rewriting: Rewriting, names: Collection[str]) -> Candidate:
     if not best.changes:
         return plain
     best = _without_costly(rewriting, names, best, cuts)
-    best = _ordered(best)
+    best = rewriting.ordered(best)
     if precedence_bound(plain.dataflow.problem) >= best.peak_bytes:
         return best
-    plain = _ordered(plain)
+    plain = rewriting.ordered(plain)
     return best if best.peak_bytes < plain.peak_bytes else plain
-
-
-def _ordered(candidate: Candidate) -> Candidate:
-    if candidate.schedule is not None:
-        return candidate
-    return replace(candidate, schedule=order_quickly(candidate.dataflow.problem))
 
 
 def _in_blocks(
@@ -123,11 +126,11 @@ def _in_blocks(
     gradients = gradients_of_updates(candidate.dataflow.graph_module.graph)
     if not gradients:
         return candidate, {}
-    candidate = _ordered(candidate)
+    candidate = rewriting.ordered(candidate)
     more = _gradients_at_peak(candidate, gradients)
     if not more:
         return candidate, {}
-    in_blocks = _ordered(rewriting.candidate(names, {**cuts, **more}))
+    in_blocks = rewriting.ordered(rewriting.candidate(names, {**cuts, **more}))
     if in_blocks.peak_bytes < (1 - LEAST_GAIN) * candidate.peak_bytes:
         return in_blocks, more
     return candidate, {}
@@ -139,8 +142,8 @@ def _without_costly(
     """Return the candidate without those of its rewrites that take time, if these save nothing."""
     if not any(change.rewrite in COSTLY for change in candidate.changes):
         return candidate
-    candidate = _ordered(candidate)
-    cheaper = _ordered(rewriting.candidate([name for name in names if name not in COSTLY], cuts))
+    candidate = rewriting.ordered(candidate)
+    cheaper = rewriting.ordered(rewriting.candidate([name for name in names if name not in COSTLY], cuts))
     is_worth_it = candidate.peak_bytes < (1 - LEAST_GAIN) * cheaper.peak_bytes
     return candidate if is_worth_it else cheaper
 

@@ -99,6 +99,8 @@ class Plans:
         # Counted here, since setting an attribute of an nn.Module takes an operator's time.
         self.replans = self.stock_runs = self.beside_runs = 0
         self._refusals: set[str] = set()
+        # What all_save_little has found, and of which plans: it is asked at every call beside a waiting run.
+        self._little: tuple[tuple[CachedPlan, int] | None, bool] = (None, False)
         self._written: frozenset[Place] = frozenset()
         call = Call.of(request.mode, request.inputs)
         self._hold(call)
@@ -125,7 +127,10 @@ class Plans:
 
     def all_save_little(self) -> bool:
         """Return True if that is so of every call, so that its inputs need not be looked at."""
-        return all(plan.plan.peak_bytes < LITTLE_BYTES for plan in self._every_plan())
+        plans = (self.current, len(self.cache))
+        if self._little[0] != plans:
+            self._little = plans, all(plan.plan.peak_bytes < LITTLE_BYTES for plan in self._every_plan())
+        return self._little[1]
 
     def _every_plan(self) -> Iterator[CachedPlan]:
         return itertools.chain((self.current,), self.cache.newest_first())

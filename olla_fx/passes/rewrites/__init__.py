@@ -5,7 +5,7 @@ same, or what is kept for another reader anyway. Each is a function from a graph
 its module says why nobody can tell and why no order needs more, or what does.
 
 Those of the second kind may raise a peak, so a step that they have changed is planned without rewrites, too,
-if a bound does not tell, and the smaller plan is taken (:mod:`olla_fx.compile`).
+if a bound does not tell, and the smaller plan is taken (:mod:`olla_fx.rewriting`).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ never lost, and without the search's order or bound.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -61,16 +62,19 @@ def order(
     return order_patiently(problem, Patience.of(time_limit), solver=solver, start=start, observer=observer)
 
 
-def order_quickly(problem: Problem) -> Schedule:
-    """Order a problem's operators in a second at most, to compare it with others.
+def order_quickly(problem: Problem, seconds: float = math.inf) -> Schedule:
+    """Order a problem's operators in a second of processor time at most, to compare it with others.
 
     Args:
         problem: the graph.
+        seconds: a limit by the clock, too.
 
     Returns:
         The best order found, its peak, and a proven bound.
     """
-    return order_patiently(problem, Patience.of(None).first_second_only())
+    patience = Patience.of(None).first_second_only()
+    deadline = min(patience.deadline, time.monotonic() + seconds)
+    return order_patiently(problem, replace(patience, deadline=deadline))
 
 
 def order_patiently(
