@@ -213,7 +213,7 @@ def _update_embedding(
         rows = table.shape[0]
         whole = aten.embedding_dense_backward.default(gradient, tokens, rows, padding_idx, False)
         return table.add_(whole, alpha=alpha)
-    tokens = tokens.reshape(-1)
+    tokens = tokens.reshape(-1).long()
     gradient = gradient.reshape(-1, table.shape[1])
     # The same token has the same number among those that are there, and numbers grow with tokens: kernels
     # that sort keep their sequence.

@@ -5,6 +5,10 @@ the input, limited: it is at a limit where the input is there or beyond, and NaN
 gives the same answers. Leaky ReLU's backward has a form of its own for outputs; with a positive slope, output
 and input have one sign.
 
+The forward limits to the nearest numbers that a type has, the backward compares with the numbers given, so
+these must be the same. An output that the caller gets may be changed before backward, so backward does not
+read it.
+
 Harmless: an input that nothing else reads later is dead behind the activation, whose output can take its
 place in memory. It was alive until backward before, and so were both where the output is kept, too.
 
@@ -19,7 +23,7 @@ import torch
 from torch import fx
 
 from olla_fx.fx_graph import ancestors
-from olla_fx.passes.rewrites.edit import bytes_of, readers_of, same_layout
+from olla_fx.passes.rewrites.edit import bytes_of, holds_exactly, is_returned, readers_of, same_layout
 from olla_fx.rewrites import Change
 
 aten = torch.ops.aten
@@ -58,7 +62,10 @@ def _is_backward_of(user: fx.Node, forward: fx.Node) -> bool:
         return False
     if forward.target is aten.hardtanh.default:
         is_backward = user.target is aten.hardtanh_backward.default
-        return is_backward and _numbers(forward.args[1:], _LIMITS) == _numbers(user.args[2:], _LIMITS)
+        limits = _numbers(forward.args[1:], _LIMITS)
+        dtype = forward.meta["val"].dtype
+        same = is_backward and limits == _numbers(user.args[2:], _LIMITS)
+        return same and all(holds_exactly(limit, dtype) for limit in limits)
     (slope,) = _numbers(forward.args[1:], (_SLOPE,))
     is_backward = user.target is aten.leaky_relu_backward.default and user.args[2:] == (slope, False)
     return is_backward and isinstance(slope, int | float) and slope > 0
@@ -70,7 +77,7 @@ def _numbers(given: tuple[Any, ...], defaults: tuple[float, ...]) -> tuple[Any, 
 
 def _is_dead_behind(argument: Any, forward: fx.Node, backward: fx.Node) -> bool:
     """Return True if all other readers of an activation's input come before the activation."""
-    if argument.op != "call_function":
+    if argument.op != "call_function" or is_returned(forward):
         return False
     return set(readers_of(argument)) - {backward} <= ancestors([forward])
 

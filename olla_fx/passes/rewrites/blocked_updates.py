@@ -6,8 +6,9 @@ and decay, Adam, AdamW), a block of its rows is computed, used and forgotten bef
 the optimizer's temporaries. The gradient of an embedding is cut in the same way: each block ignores the
 tokens of the others.
 
-The operators of an update are rounded as IEEE 754 says, element by element, wherever an element lies. The
-product is not: kernels are chosen by shape, so equal bits are probed (:mod:`olla_fx.passes.rewrites.probes`).
+In 32 and 64 bits the operators of an update are rounded as IEEE 754 says, element by element, wherever an
+element lies. The product is not: kernels are chosen by shape, so equal bits are probed
+(:mod:`olla_fx.passes.rewrites.probes`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from torch import fx
 
 from olla_fx import operators
 from olla_fx.fx_graph import written_arguments
-from olla_fx.passes.rewrites.edit import bytes_of, insert, reads_any, sizes_vary, tensor_of, updated_storages
+from olla_fx.passes.rewrites.edit import (
+    bytes_of,
+    insert,
+    is_exact_by_elements,
+    sizes_vary,
+    tensor_of,
+    writers_of,
+    writers_of_sources,
+)
 from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.rewrites import Change
 from olla_fx.torch_compat import OpOverload
@@ -31,7 +40,6 @@ _EXACT = frozenset(
     getattr(getattr(aten, name + suffix), overload)
     for name, overloads in {
         "add": ("Tensor",),
-        "sub": ("Tensor",),
         "mul": ("Tensor",),
         "div": ("Tensor",),
         "maximum": ("default", "out"),
@@ -82,8 +90,8 @@ def gradients_of_updates(graph: fx.Graph) -> dict[str, tuple[str, ...]]:
     position = {node: index for index, node in enumerate(graph.nodes)}
     gradients = [node for kind in _CUTS for node in graph.find_nodes(op="call_function", target=kind)]
     large = [node for node in gradients if bytes_of(node) >= 2 * LEAST_BLOCK_BYTES]
-    updated = updated_storages(graph)
-    updates = [_update_of(node, position) for node in large if not reads_any(node, updated)]
+    writers = writers_of(graph)
+    updates = [_update_of(node, position, writers) for node in large]
     return {
         update.gradient.name: (update.gradient.name, *(node.name for node in update.operators))
         for update in updates
@@ -104,11 +112,10 @@ def update_in_blocks(graph: fx.Graph, cuts: Mapping[str, int], probe: Probe) -> 
     """
     changes = []
     position = {node: index for index, node in enumerate(graph.nodes)}
-    updated = updated_storages(graph)
+    writers = writers_of(graph)
     for kind, cut in _CUTS.items():
         for gradient in list(graph.find_nodes(op="call_function", target=kind)):
-            is_wanted = gradient.name in cuts and not reads_any(gradient, updated)
-            update = _update_of(gradient, position) if is_wanted else None
+            update = _update_of(gradient, position, writers) if gradient.name in cuts else None
             rows = _rows_of_blocks(gradient, cuts.get(gradient.name, 0))
             if update is None or not _is_exact_in_blocks(gradient, rows, probe):
                 continue
@@ -135,8 +142,13 @@ def _rows_of_blocks(gradient: fx.Node, block_bytes: int) -> int:
     return -(-rows // _ROWS) * _ROWS
 
 
-def _update_of(gradient: fx.Node, position: dict[fx.Node, int]) -> _Update | None:
-    """Return the use of a gradient, if all of it is an update that takes one element at a time."""
+def _update_of(
+    gradient: fx.Node, position: Mapping[fx.Node, int], writers: Mapping[int | None, set[fx.Node]]
+) -> _Update | None:
+    """Return the use of a gradient, if all of it is an update that takes one element at a time.
+
+    It is moved to its last operator, so it must read nothing that others write to.
+    """
     aliases: set[fx.Node] = {gradient}
     operators: set[fx.Node] = set()
     pending = [gradient]
@@ -159,7 +171,8 @@ def _update_of(gradient: fx.Node, position: dict[fx.Node, int]) -> _Update | Non
             else:
                 return None
     writes = any(target.op == "placeholder" for node in operators for target in written_arguments(node))
-    if not writes or any(node not in position for node in operators):
+    others = {writer for node in operators for writer in writers_of_sources(node, writers)} - operators
+    if not writes or others or writers_of_sources(gradient, writers) or not operators <= position.keys():
         return None
     return _Update(gradient, frozenset(aliases), tuple(sorted(operators, key=position.__getitem__)))
 
@@ -175,7 +188,7 @@ def _lies_like(node: fx.Node, gradient: fx.Node) -> bool:
         value is not None
         and value.shape == wanted.shape
         and value.is_contiguous()
-        and not value.is_complex()
+        and is_exact_by_elements(value)
         and value.device == wanted.device
     )
 

@@ -16,9 +16,10 @@ from torch import fx
 from olla_fx.fx_graph import IN_BACKWARD, is_free
 from olla_fx.passes.rewrites.edit import (
     bytes_of,
+    holds_exactly,
     insert,
+    is_returned,
     readers_in_backward,
-    readers_of,
     replace_by,
     sizes_vary,
     tensor_of,
@@ -45,6 +46,8 @@ def keep_masks_as_truth_values(graph: fx.Graph) -> list[Change]:
         if not _is_kept_for_masks(activation) or not _are_numbers(activation):
             continue
         threshold = mask.args[2]
+        if not holds_exactly(threshold, activation.meta["val"].dtype):
+            continue
         compared = insert(activation.next, aten.le.Scalar, (activation, threshold), like=activation)
         new = insert(mask, aten.masked_fill.Scalar, (mask.args[0], compared, 0))
         if replace_by(mask, new):
@@ -58,8 +61,7 @@ def _is_kept_for_masks(activation: fx.Node) -> bool:
     """Return True if backward reads an activation once, for its mask."""
     if activation.op != "call_function" or is_free(activation) or activation.meta.get(IN_BACKWARD):
         return False
-    is_returned = any(reader.op == "output" for reader in readers_of(activation))
-    return not is_returned and len(readers_in_backward(activation)) == 1
+    return not is_returned(activation) and len(readers_in_backward(activation)) == 1
 
 
 def _are_numbers(activation: fx.Node) -> bool:

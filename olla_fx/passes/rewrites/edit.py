@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -54,18 +54,45 @@ def bytes_of(node: fx.Node) -> int:
     return sum(int(tensor.numel()) * tensor.element_size() for tensor in tensors)
 
 
-def updated_storages(graph: fx.Graph) -> frozenset[int | None]:
-    """Return the caller's storages that a step writes to: an operator that reads one cannot be moved."""
+def writers_of(graph: fx.Graph) -> dict[int | None, set[fx.Node]]:
+    """Return the caller's storages that a step writes to, each with the operators that do.
+
+    An operator that reads one must stay in front of these.
+    """
     static = {key for node in graph.find_nodes(op="placeholder") for key in storages_of(node.meta.get("val"))}
-    targets = (target for node in graph.nodes for target in written_arguments(node))
-    written = {key for target in targets for key in storages_of(target.meta.get("val"))}
-    return frozenset(static & written)
+    writers: dict[int | None, set[fx.Node]] = {}
+    for node in graph.nodes:
+        for target in written_arguments(node):
+            for key in storages_of(target.meta.get("val")):
+                if key in static:
+                    writers.setdefault(key, set()).add(node)
+    return writers
 
 
-def reads_any(node: fx.Node, storages: Collection[int | None]) -> bool:
-    """Return True if a node reads one of some storages."""
+def writers_of_sources(node: fx.Node, writers: Mapping[int | None, set[fx.Node]]) -> set[fx.Node]:
+    """Return the operators that write to what a node reads."""
     read = (key for source in node.all_input_nodes for key in storages_of(source.meta.get("val")))
-    return any(key in storages for key in read)
+    return {writer for key in read for writer in writers.get(key, ())}
+
+
+def is_returned(node: fx.Node) -> bool:
+    """Return True if the caller gets a value, and may change it before backward."""
+    return any(reader.op == "output" for reader in readers_of(node))
+
+
+def holds_exactly(number: object, dtype: torch.dtype) -> bool:
+    """Return True if a type has a number: if not, some operators compare with it, others with the nearest."""
+    return isinstance(number, int | float) and float(torch.tensor(number, dtype=dtype)) == number
+
+
+def is_exact_by_elements(tensor: torch.Tensor) -> bool:
+    """Return True if arithmetic gives an element the same bits wherever in a tensor it lies.
+
+    In 16 bits the CPU's kernels round products in vectors otherwise than in what is left of a row.
+    """
+    return tensor.dtype in (torch.float32, torch.float64) or (
+        tensor.device.type != "cpu" and tensor.is_floating_point()
+    )
 
 
 def insert(

@@ -23,7 +23,14 @@ import torch
 from torch import fx
 
 from olla_fx.fx_graph import layout_of
-from olla_fx.passes.rewrites.edit import bytes_of, insert, readers_in_backward, same_layout, tensor_of
+from olla_fx.passes.rewrites.edit import (
+    bytes_of,
+    insert,
+    is_returned,
+    readers_in_backward,
+    same_layout,
+    tensor_of,
+)
 from olla_fx.rewrites import Change
 
 aten = torch.ops.aten
@@ -50,7 +57,7 @@ def mask_behind_pooling(graph: fx.Graph) -> list[Change]:
         for node in list(graph.find_nodes(op="call_function", target=backward)):
             pooled = _pooled(node, forward)
             masks = None if pooled is None else _masks_behind(node)
-            if pooled is None or not masks or not _is_smaller(pooled, node):
+            if pooled is None or not masks or not _is_smaller(pooled, node) or is_returned(pooled):
                 continue
             saved_bytes = sum(bytes_of(cast(fx.Node, mask.args[1])) for mask in masks)
             changes.append(Change("masks_behind_pooling", node.name, saved_bytes))
@@ -113,7 +120,7 @@ def _mask_of_part(part: fx.Node, source: fx.Node, parts: list[fx.Node]) -> fx.No
     start = 0
     for activation in parts:
         value = tensor_of(activation)
-        if value is None or part.args[1] != dimension:
+        if value is None or part.args[1] != dimension or value.dim() != source.meta["val"].dim():
             return None
         end = start + value.shape[cast(int, dimension)]
         if part.args[2] == start and len(part.args) == 4 and _end_of(part, source) == end:

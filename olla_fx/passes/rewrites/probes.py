@@ -48,6 +48,10 @@ class Probe:
             "left": _layout(left),
             "right": _layout(right),
             "threads": torch.get_num_threads(),
+            "precision": torch.get_float32_matmul_precision(),
+            "oneDNN": torch.backends.mkldnn.enabled,
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
         }
         if not self.runs:
             return True
@@ -70,7 +74,7 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _is_equal_in_blocks(left: torch.Tensor, right: torch.Tensor, rows: int) -> bool:
     """Compare a product with its blocks, bit by bit."""
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(left.device.type, enabled=False):
         whole = left @ right
         starts = range(0, left.shape[0], rows)
         return all(_same_bits(left[at : at + rows] @ right, whole[at : at + rows]) for at in starts)

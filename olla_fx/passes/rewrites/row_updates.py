@@ -18,7 +18,15 @@ import torch
 from torch import fx
 
 from olla_fx import operators
-from olla_fx.passes.rewrites.edit import bytes_of, insert, reads_any, sizes_vary, tensor_of, updated_storages
+from olla_fx.passes.rewrites.edit import (
+    bytes_of,
+    insert,
+    is_exact_by_elements,
+    sizes_vary,
+    tensor_of,
+    writers_of,
+    writers_of_sources,
+)
 from olla_fx.rewrites import Change
 
 aten = torch.ops.aten
@@ -38,17 +46,14 @@ def update_rows(graph: fx.Graph) -> list[Change]:
     if sizes_vary(graph):
         return []
     changes = []
-    updated = updated_storages(graph)
+    writers = writers_of(graph)
     for gradient in list(graph.find_nodes(op="call_function", target=aten.embedding_dense_backward.default)):
         above, tokens, rows, padding, scales_by_frequency = gradient.args
         update = next(iter(gradient.users))
         count = tensor_of(tokens)
-        if (
-            scales_by_frequency
-            or len(gradient.users) > 1
-            or reads_any(gradient, updated)
-            or not _is_plain(update, gradient)
-        ):
+        if scales_by_frequency or len(gradient.users) > 1 or not _is_plain(update, gradient):
+            continue
+        if writers_of_sources(gradient, writers) or not is_exact_by_elements(gradient.meta["val"]):
             continue
         if count is None or _ROWS_AT_ONCE * count.numel() > rows:
             continue

@@ -18,6 +18,7 @@ from torch import fx
 from olla_fx.passes.rewrites.edit import (
     bytes_of,
     insert,
+    is_returned,
     readers_in_backward,
     replace_by,
     sizes_vary,
@@ -45,7 +46,10 @@ def read_slices_of_cat(graph: fx.Graph) -> list[Change]:
         parts = cast(list[fx.Node], cat.args[0])
         masks = {part: readers_in_backward(part) for part in dict.fromkeys(parts)}
         kept = [part for part, readers in masks.items() if readers]
-        if not readers_in_backward(cat) or not kept or len(masks) < len(parts):
+        if not readers_in_backward(cat) or not kept or len(masks) < len(parts) or is_returned(cat):
+            continue
+        # Empty tensors of one dimension may stand among others.
+        if any(part.meta["val"].dim() != cat.meta["val"].dim() for part in parts):
             continue
         if all(_is_mask(reader, part) for part in kept for reader in masks[part]):
             for part in kept:

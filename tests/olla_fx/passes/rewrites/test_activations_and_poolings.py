@@ -1,11 +1,13 @@
 """Rewrites of activations and poolings: what they change, what they leave, and the same bits."""
 
+import copy
 from collections import Counter
 
 import pytest
 import torch
 from torch import nn
 
+import olla_fx
 from olla_fx.passes import run_passes
 from olla_fx.passes.rewrites import Wanted
 from olla_fx.passes.rewrites.probes import Probe
@@ -212,6 +214,54 @@ def test_the_peak_falls(name):
         for rewrites in ("none", "all")
     ]
     assert peaks[1] < peaks[0]
+
+
+@pytest.mark.parametrize(
+    "activation", [nn.ReLU6(), nn.LeakyReLU(0.1), nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))]
+)
+def test_outputs_that_the_caller_changes(activation):
+    """Eager's backward does not read them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(conv(), activation)
+    eager = copy.deepcopy(model)
+    x = images(1, size=16)[0][0]
+    step = olla_fx.optimize(model, x, fallback="raise")
+    for _ in range(3):
+        for side in (eager, step):
+            side.zero_grad()
+            answer = side(x)
+            loss = answer.sum()
+            answer.data.zero_()
+            loss.backward()
+        assert all(
+            torch.equal(one.grad, other.grad)
+            for one, other in zip(eager.parameters(), model.parameters(), strict=True)
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("limits", [(-0.7, 0.7), (-0.1, 0.9), (-1.0, 0.5)])
+def test_limits_that_a_type_does_not_have(limits, dtype):
+    expected = {"activation_outputs": 1} if limits == (-1.0, 0.5) else {}
+    assert changes(sequence(nn.Hardtanh(*limits)), dtype=dtype) == expected
+    batches = [(x.to(dtype), y) for x, y in images(2, size=16)]
+    WholeStep(sequence(nn.Hardtanh(*limits), conv(4)).to(dtype), sgd, batches[0]).run(batches)
+
+
+def test_thresholds_that_a_type_does_not_have():
+    model = sequence(nn.Threshold(0.3, 0.0), nn.Dropout(0.5), conv(4))
+    assert "boolean_masks" not in changes(model, dtype=torch.bfloat16)
+
+
+def growing(self, x):
+    x = self.first(x)
+    return self.head(self.last(torch.cat([torch.tensor([]), self.left(x).relu(), self.right(x).relu()], 1)))
+
+
+def test_empty_tensors_among_the_parts_of_a_cat():
+    model = Written(growing, first=conv(), left=conv(4), right=conv(4), last=conv(8), head=head())
+    batches = images(2, size=16)
+    WholeStep(model, sgd, batches[0]).run(batches)
 
 
 def test_sizes_that_vary():

@@ -138,6 +138,55 @@ def test_a_probe_compares_bits():
 ALPHAS = st.sampled_from([-0.1, -1e-30, -0.0, 0.0, 0.1, float("-inf")])
 
 
+class Crossed(torch.autograd.Function):
+    """Adds a part of another parameter to a gradient."""
+
+    @staticmethod
+    def forward(context, weight, other):
+        context.save_for_backward(other)
+        return weight.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient + 0.1 * context.saved_tensors[0], None
+
+
+class Crossing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Linear(6, 600, bias=False)
+        self.weight = nn.Linear(6, 600, bias=False)
+
+    def forward(self, x):
+        return x @ Crossed.apply(self.weight.weight, self.other.weight).T + self.other(x)
+
+
+def test_a_gradient_with_a_part_of_a_parameter_that_is_updated_first():
+    captured = captured_training(Crossing(), vectors(1)[0])
+    gradients = blocked_updates.gradients_of_updates(run_passes(captured).graph_module.graph)
+    assert len(gradients) == 1
+    batches = vectors(3)
+    WholeStep(Crossing(), sgd, batches[0]).run(batches)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_updates_in_16_bits_stay_whole_on_the_cpu(dtype):
+    """Their kernels round otherwise at the end of a row."""
+    batches = [(x.to(dtype), y) for x, y in vectors(3, batch=1, width=37)]
+    layers = nn.Linear(37, 203), nn.Tanh(), nn.Linear(203, 3)
+    pair = WholeStep(nn.Sequential(*layers).to(dtype), sgd, batches[0]).run(batches)
+    assert not changed(pair.step)
+    texts = sentences()
+    pair = WholeStep(Language().to(dtype), sgd, texts[0]).run(texts)
+    assert not changed(pair.step) & {"row_updates", "blocked_updates"}
+
+
+def test_short_integers_as_tokens():
+    batches = [(tokens.int(), targets) for tokens, targets in sentences()]
+    pair = WholeStep(Language(0), sgd, batches[0]).run(batches)
+    assert "row_updates" in changed(pair.step)
+
+
 @settings(deadline=None, max_examples=100)
 @given(st.integers(0, 10**6), st.integers(2, 60), st.integers(1, 40), st.booleans(), ALPHAS)
 def test_operators_of_embeddings(seed, rows, tokens, pads, alpha):
