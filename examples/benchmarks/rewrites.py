@@ -6,6 +6,10 @@ the captured graph, ``all`` that with every rewrite that pays; ``--each`` adds a
 
     python examples/benchmarks/rewrites.py --json rewrites.json
     python examples/benchmarks/rewrites.py --models torchvision:resnet50 --batch-sizes 32 --each
+    python examples/benchmarks/rewrites.py --models torchvision:resnet18 --batch-sizes 8 --pairs 12
+
+With ``--pairs`` real steps of both plans are timed as well, one right after the other, in processor time of
+one thread, and the median of their ratios is printed.
 
 A saving is against what eager reserves (model of the caching allocator), with the static arrays on both
 sides; in brackets without. The exit status is 1 if a step needs more with rewrites than without, or fails.
@@ -14,6 +18,7 @@ sides; in brackets without. The exit status is 1 if a step needs more with rewri
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -22,13 +27,17 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
 from ordering import MODELS, SMALLEST_BATCH, TOKENS, table
 from processes import run_apart
+from stopwatch import paired
 
 import olla_fx
 from olla_fx.models import build_model, optimizer_by_name
 
 MIB = 1 << 20
+SETTLING = 3
+"""Calls until a plan is settled."""
 
 
 def measure(name: str, batch: int, each: bool) -> dict[str, Any]:
@@ -69,11 +78,29 @@ def measure(name: str, batch: int, each: bool) -> dict[str, Any]:
     }
 
 
-def measure_apart(name: str, batch: int, each: bool) -> dict[str, Any]:
+def time_ratio(name: str, batch: int, pairs: int) -> float:
+    """Return how long a rewritten step takes beside one that is not; the median of some pairs."""
+    torch.set_num_threads(1)
+    steps = []
+    for rewrites in ("none", "all"):
+        case = build_model(name, batch_size=batch, tokens=TOKENS)
+        optimizer = optimizer_by_name("sgd", case.model.parameters())
+        step = olla_fx.optimize(
+            case.model, case.inputs, loss_fn=case.loss_fn, optimizer=optimizer, rewrites=rewrites
+        )
+        steps.append(functools.partial(step, *case.inputs))
+        for _ in range(SETTLING):
+            steps[-1]()
+    plain, rewritten = steps
+    times = [paired(plain, rewritten, bool(pair % 2), time.process_time) for pair in range(pairs)]
+    return statistics.median(later / earlier for earlier, later in times)
+
+
+def measure_apart(name: str, batch: int, each: bool, pairs: int) -> dict[str, Any]:
     """Plan one model's step in a process of its own; what went wrong is under ``error``."""
     command = [sys.executable, __file__, "--one", "--models", name, "--batch-sizes", str(batch)]
-    result = run_apart([*command, "--each"] if each else command, environment={"OLLA_FX_CACHE_DIR": ""})
-    return {"model": name, "batch": batch, **result}
+    command += ["--pairs", str(pairs), *(["--each"] if each else [])]
+    return {"model": name, "batch": batch, **run_apart(command, environment={"OLLA_FX_CACHE_DIR": ""})}
 
 
 def saving(row: dict[str, Any], label: str, *, static: bool) -> float:
@@ -86,7 +113,7 @@ def line(row: dict[str, Any]) -> tuple[str, ...]:
     """Return a row of the table; bytes in MiB."""
     name = f"{row['model']} {row['batch']}"
     if "error" in row:
-        return name, *("-" for _ in range(9)), row["error"][:70]
+        return name, *("-" for _ in range(10)), row["error"][:70]
     plans = row["plans"]
     sizes = [row[f"{key}_bytes"] for key in ("static", "live", "reserved")]
     sizes += [plans["none"]["peak_bytes"], plans["all"]["peak_bytes"], plans["all"]["buffer_bytes"]]
@@ -96,6 +123,7 @@ def line(row: dict[str, Any]) -> tuple[str, ...]:
         *(f"{size / MIB:,.0f}" for size in sizes),
         "yes" if proven else "no",
         *(f"{plans[label]['seconds']:.1f}" for label in ("none", "all")),
+        f"{row['time']:.3f}" if "time" in row else "-",
         ", ".join(dict.fromkeys(change[0] for change in plans["all"]["changes"])),
     )
 
@@ -121,22 +149,28 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", default=MODELS, metavar="NAME")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=(1, 32), metavar="N")
     parser.add_argument("--each", action="store_true", help="plan with each rewrite alone, too")
+    parser.add_argument("--pairs", type=int, default=0, metavar="N", help="time so many pairs of steps, too")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         warnings.filterwarnings("ignore", category=UserWarning)
-        print(json.dumps(measure(options.models[0], options.batch_sizes[0], options.each)))
+        name, batch = options.models[0], options.batch_sizes[0]
+        figures = measure(name, batch, options.each)
+        if options.pairs:
+            figures["time"] = time_ratio(name, batch, options.pairs)
+        print(json.dumps(figures))
         return 0
     rows = []
     for batch in options.batch_sizes:
         for name in options.models:
-            rows.append(measure_apart(name, max(batch, SMALLEST_BATCH.get(name, 1)), options.each))
+            size = max(batch, SMALLEST_BATCH.get(name, 1))
+            rows.append(measure_apart(name, size, options.each, options.pairs))
             print(*line(rows[-1]), file=sys.stderr)
             if options.json:
                 options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     header = ("step", "static", "live", "reserved", "none: peak", "all: peak", "buffer", "proven",
-              "none: s", "all: s", "rewrites")  # fmt: skip
+              "none: s", "all: s", "step's time", "rewrites")  # fmt: skip
     print(table(header, [line(row) for row in rows]))
     planned = [row for row in rows if "error" not in row]
     for batch in options.batch_sizes:
