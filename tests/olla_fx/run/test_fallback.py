@@ -12,10 +12,11 @@ from torch import nn
 
 import olla_fx
 from olla_fx import CaptureError
+from olla_fx.models import import_torchvision
 from olla_fx.run.new_kinds import CALLS_BEFORE_WARNING
 from tests.olla_fx.comparisons import assert_close, assert_same, random_states
 from tests.olla_fx.harness import OwnLoop, WholeStep, assert_served
-from tests.olla_fx.helpers import ADAMW, SmallNet, images, mlp, sgd, vectors
+from tests.olla_fx.helpers import ADAMW, SmallNet, images, mlp, sgd, skip_without, vectors
 from tests.olla_fx.run.whole_step.clipped import ClippedStep
 
 ONE_PLAN_A_SIZE = {"fallback": "eager", "dynamic": False}
@@ -163,6 +164,51 @@ def test_training_and_evaluation_in_turn():
         for _, model, _ in pair.sides():
             model.train()
     assert (pair.step.stats.eager_runs, pair.step.stats.cached_plans) == (1, 2)
+
+
+class Levit(nn.Module):
+    """Keeps what its attention adds from one evaluation to the next, until it is trained again."""
+
+    def __init__(self):
+        super().__init__()
+        skip_without("transformers")
+        import_torchvision()
+        from transformers import LevitConfig, LevitForImageClassification
+
+        sizes = {"hidden_sizes": [16] * 3, "num_attention_heads": [2] * 3, "key_dim": [8] * 3}
+        self.levit = LevitForImageClassification(
+            LevitConfig(image_size=64, depths=[1] * 3, num_labels=5, **sizes)
+        )
+
+    def forward(self, x):
+        return self.levit(x).logits
+
+
+@pytest.mark.parametrize("way", ["own loop", "whole step"])
+def test_an_evaluation_that_cannot_be_planned(way):
+    x, y = torch.randn(2, 3, 64, 64), torch.randint(5, (2,))
+    if way == "own loop":
+        pair = OwnLoop(Levit(), x, ADAMW, **ONE_PLAN_A_SIZE)
+    else:
+        pair = FallingStep(Levit(), ADAMW, (x, y), **ONE_PLAN_A_SIZE)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(6):
+            pair.train((torch.randn_like(x), y))
+            pair.change(nn.Module.eval)
+            assert all(not model.training for model in (pair.eager, pair.model))
+            with torch.no_grad():
+                evaluated = pair.step if way == "own loop" else pair.model
+                assert_same(pair.eager(x), evaluated(x), "evaluation")
+            pair.change(nn.Module.train)
+    pair.train((x, y))
+    pair.compare()
+    told = [str(warning.message) for warning in caught if "runs in eager" in str(warning.message)]
+    assert len(told) == (way == "own loop")
+    assert all("Levit" in message and "attention_bias_cache" in message for message in told)
+    evaluations = 6 if way == "own loop" else 0
+    assert (pair.step.stats.eager_runs, pair.step.stats.cached_plans) == (evaluations, 1)
+    assert_served(pair.step)
 
 
 def test_a_layer_that_is_swapped(make):
