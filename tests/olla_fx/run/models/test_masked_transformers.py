@@ -118,7 +118,7 @@ def test_masks_that_change_in_a_whole_step(name):
     assert all(plan.executor.step.captured.questions for plan in step._plans.cache._plans)
 
 
-@pytest.mark.parametrize("name", ["t5", "whisper"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "whisper"])
 def test_no_mask(name):
     assert whole_step(name, "sdpa", ["none"] * 3).step._plans.current.executor.step.captured.questions == ()
 
