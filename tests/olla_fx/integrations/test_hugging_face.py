@@ -13,7 +13,7 @@ import olla_fx
 from olla_fx import CaptureError, OptionError, PlannedModule
 from olla_fx.integrations.hugging_face import OllaCallback
 from tests.olla_fx.comparisons import assert_same, assert_same_models
-from tests.olla_fx.integrations.trainer import Trained, bert, gpt2, padded, texts, train
+from tests.olla_fx.integrations.trainer import Trained, bert, counted_gpt2, gpt2, padded, texts, train
 
 ACCUMULATION = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1}
 CHECKPOINTS = {"gradient_checkpointing": True, "num_train_epochs": 4}
@@ -109,6 +109,40 @@ def test_the_callback_plans_a_model_in_its_place(make, arguments, tmp_path):
     else:
         assert callback.plan.is_optimal
     assert not callback._calls.modules
+
+
+@pytest.mark.parametrize("way", ["optimize", "callback"])
+def test_the_number_of_items_in_a_batch(way, tmp_path):
+    """It is counted over all batches of an update, and so comes with them, as a tensor."""
+    seen = []
+
+    def noting():
+        model = counted_gpt2()
+        model.register_forward_pre_hook(
+            lambda _, args, named: seen.append(named.get("num_items_in_batch")), with_kwargs=True
+        )
+        return model
+
+    eager = train(noting, tmp_path / "eager", **ACCUMULATION)
+    assert {type(number) for number in seen} == {torch.Tensor}
+    assert len({int(number) for number in seen}) > 3
+    if way == "optimize":
+        modules = []
+
+        def plan(model, example):
+            modules.append(olla_fx.optimize(model, example, solver="none"))
+            return modules[0]
+
+        planned = train(counted_gpt2, tmp_path / "planned", plan, **ACCUMULATION)
+        assert planned.trainer.model_accepts_loss_kwargs
+        stats = modules[0].stats
+    else:
+        callback = OllaCallback(solver="none")
+        planned = train_with_callback(counted_gpt2, tmp_path / "planned", callback, **ACCUMULATION)
+        stats = callback.stats
+    assert_same_trainings(eager, planned)
+    assert_planned(stats)
+    assert stats.eager_runs < len(seen)
 
 
 @pytest.mark.parametrize("way", ["optimize", "callback"])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 import transformers
 from torch import nn
 
@@ -31,6 +32,38 @@ def gpt2() -> nn.Module:
         pad_token_id=0, bos_token_id=1, eos_token_id=1,
     )  # fmt: skip
     return transformers.GPT2LMHeadModel(config).train()
+
+
+class CountedGPT2(transformers.GPT2LMHeadModel):
+    """Divides its loss by the number of words that Trainer counts in all batches of an update."""
+
+    accepts_loss_kwargs = True  # asked for by Trainer
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        labels: torch.Tensor,
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss and the scores.
+
+        Args:
+            input_ids: words.
+            attention_mask: False where texts are padded.
+            labels: the same words, and :data:`IGNORED`.
+            num_items_in_batch: the number of labels; None for the mean of this batch.
+        """
+        scores = super().forward(input_ids, attention_mask=attention_mask, use_cache=False).logits
+        losses = [scores[:, :-1].flatten(0, 1), labels[:, 1:].flatten()]
+        if num_items_in_batch is None:
+            return F.cross_entropy(*losses), scores
+        return F.cross_entropy(*losses, reduction="sum") / num_items_in_batch, scores
+
+
+def counted_gpt2() -> nn.Module:
+    """Return a language model that names ``num_items_in_batch``."""
+    return CountedGPT2(gpt2().config).train()
 
 
 Features = list[dict[str, Any]]
