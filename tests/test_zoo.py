@@ -31,20 +31,36 @@ def test_the_zoo_says_what_passes_and_why_others_do_not(tmp_path: Path) -> None:
     run = ["--families", "transformers", "--json", str(path), "--resume"]
     done = zoo(*run, "--names", "vit", "ibert")
     rows = rows_in(path)
-    assert {name: row["status"] for name, row in rows.items()} == {"vit": "pass", "ibert": "refused"}
+    assert {name: row["status"] for name, row in rows.items()} == {"vit": "pass", "ibert": "eager"}
     assert "quant_modules.py, line" in rows["ibert"]["reason"]
     assert "mask" not in rows["ibert"]["reason"], "advice for another case"
     assert len(rows["vit"]["losses"]) == 2
     assert rows["vit"]["served"] > 0
     assert rows["vit"]["outside"] == 0
-    assert "| transformers | 2 | 1 | 50.0 |  |  |  | 1 refused: ibert |" in done.stdout
+    assert "| transformers | 2 | 1 | 50.0 |  |  |  | 1 eager: ibert |" in done.stdout
 
     again = zoo(*run, "--names", "vit", "swin*", "--time-limit", "0.2")
     assert "vit" not in again.stderr
     assert "not done after 0.2 s, at last in " in rows_in(path)["swin"]["reason"]
     assert {name: row["status"] for name, row in rows_in(path).items()} == {
-        "vit": "pass", "ibert": "refused", "swin": "timeout", "swinv2": "timeout",
+        "vit": "pass", "ibert": "eager", "swin": "timeout", "swinv2": "timeout",
     }  # fmt: skip
+
+
+def test_the_zoo_counts_models_with_masks_in_columns(tmp_path: Path) -> None:
+    path = tmp_path / "zoo.json"
+    families = ["transformers", "transformers, mask right"]
+    done = zoo("--families", *families, "--names", "bert", "ibert", "reformer", "vit", "--json", str(path))
+    rows = {(row["family"], row["name"]): row for row in json.loads(path.read_text(encoding="utf-8"))}
+    status = {"bert": "pass", "ibert": "eager", "reformer": "refused", "vit": "pass"}
+    assert {name: row["status"] for (family, name), row in rows.items() if family == families[0]} == status
+    del status["vit"]  # takes no mask
+    assert {name: row["status"] for (family, name), row in rows.items() if family == families[1]} == status
+    assert rows[families[1], "bert"]["losses"] != rows[families[0], "bert"]["losses"]
+    assert rows[families[1], "bert"]["served"] > 0
+    assert all("eager not deterministic" in rows[family, "reformer"]["reason"] for family in families)
+    others = "1 eager: ibert; 1 refused: reformer"
+    assert f"| transformers | 4 | 2 | 50.0 |  | 1 of 3 |  | {others} |" in done.stdout
 
 
 def test_the_zoo_is_large() -> None:
