@@ -63,9 +63,11 @@ class Probe:
     def _random(self, fake: torch.Tensor) -> torch.Tensor:
         """Return random numbers in a fake tensor's layout, some of them 0."""
         generator = torch.Generator(self.device).manual_seed(_SEED)
-        result = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=self.device)
-        result.normal_(generator=generator)
-        return result.mul_(result.abs() > 0.1)
+        # Elements of an expanded tensor lie in one place.
+        pairs = zip(fake.shape, fake.stride(), strict=True)
+        count = 1 + sum((size - 1) * stride for size, stride in pairs)
+        memory = torch.empty(count, dtype=fake.dtype, device=self.device).normal_(generator=generator)
+        return memory.mul_(memory.abs() > 0.1).as_strided(fake.shape, fake.stride())
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -117,6 +117,14 @@ def test_products_that_differ_in_blocks_stay_whole():
     assert cuts_of(False) == ()
 
 
+def test_a_gradient_of_a_sum():
+    """Its factor is one number, expanded."""
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2000, bias=False))
+    batches = vectors(3, batch=1)
+    pair = WholeStep(model, sgd, batches[0], lambda outputs, _: outputs.sum()).run(batches)
+    assert "blocked_updates" in changed(pair.step)
+
+
 def test_a_probe_compares_bits():
     asked = []
 
