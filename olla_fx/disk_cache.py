@@ -107,7 +107,7 @@ def remembered(device: torch.device, question: Mapping[str, object], answer: Cal
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
     key = {"torch": torch.__version__, "machine": (name, platform.machine()), "question": dict(question)}
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    path = folder.parent / "kernels" / f"{digest}.json"
+    path = folder / "kernels" / f"{digest}.json"
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

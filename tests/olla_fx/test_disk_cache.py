@@ -187,3 +187,24 @@ def test_two_processes_write_at_once(folder):
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         assert pool.map(write_often, range(2)) == [0, 1]
     assert [path.name for path in folder.iterdir()] == ["shared.json"]
+
+
+def test_answers_about_kernels_are_asked_once(tmp_path, monkeypatch):
+    monkeypatch.setenv(disk_cache.FOLDER_VARIABLE, str(tmp_path))
+    asked = []
+
+    def answer():
+        asked.append(1)
+        return False
+
+    device = torch.device("cpu")
+    assert [disk_cache.remembered(device, {"rows": 16}, answer) for _ in range(3)] == [False] * 3
+    assert len(asked) == 1
+    assert disk_cache.remembered(device, {"rows": 32}, lambda: True)
+    for path in (tmp_path / "kernels").iterdir():
+        path.write_text("{")
+    with pytest.warns(RuntimeWarning, match="cannot be used"):
+        assert not disk_cache.remembered(device, {"rows": 16}, answer)
+    monkeypatch.setenv(disk_cache.FOLDER_VARIABLE, "")
+    assert not disk_cache.remembered(device, {"rows": 16}, answer)
+    assert len(asked) == 3
