@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from loops import ConvNet, Encoder, word_loss
+from loop_cases.models import ConvNet, Encoder, word_loss
 from torch import nn
 
 import olla_fx
