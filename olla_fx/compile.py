@@ -225,12 +225,12 @@ def _largest_at_peak(dataflow: Dataflow, problem: Problem, memory: MemoryPlan) -
     alive = [name for name, lifetime in lifetimes(problem, order).items() if peak in lifetime]
     arrays = {array.name: array for array in problem.planned}
     largest = sorted(alive, key=lambda name: -arrays[name].size_bytes)[:SHOWN_AT_PEAK]
-    found = []
+    shown = []
     for name in largest:
         producer = arrays[name].producer
         source = None if producer is None else dataflow.operators[producer].meta.get(SOURCE)
-        found.append(ArrayAtPeak(name, arrays[name].size_bytes, _short(source)))
-    return tuple(found)
+        shown.append(ArrayAtPeak(name, arrays[name].size_bytes, _short(source)))
+    return tuple(shown)
 
 
 def _short(source: str | None) -> str:

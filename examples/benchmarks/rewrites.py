@@ -2,10 +2,10 @@
 
 Steps are captured under fake tensors with SGD, so that no batch needs memory; kernels' workspaces are not
 counted. Every step is planned in a process of its own, which keeps no plans on disk. ``none`` is the plan of
-the captured graph, ``all`` that with every rewrite that pays; ``--each`` adds a plan with each rewrite alone.
+the captured graph, ``all`` that with every rewrite that pays; ``--alone`` adds one with each rewrite alone.
 
     python examples/benchmarks/rewrites.py --json rewrites.json
-    python examples/benchmarks/rewrites.py --models torchvision:resnet50 --batch-sizes 32 --each
+    python examples/benchmarks/rewrites.py --models torchvision:resnet50 --batch-sizes 32 --alone
     python examples/benchmarks/rewrites.py --models torchvision:resnet18 --batch-sizes 8 --pairs 12
 
 With ``--pairs`` real steps of both plans are timed as well, one right after the other, in processor time of
@@ -40,10 +40,10 @@ SETTLING = 3
 """Calls until a plan is settled."""
 
 
-def measure(name: str, batch: int, each: bool) -> dict[str, Any]:
+def measure(name: str, batch: int, alone: bool) -> dict[str, Any]:
     """Plan one model's step in this process, with several choices of rewrites."""
     choices = {"none": "none", "all": "all"}
-    choices |= {rewrite: rewrite for rewrite in olla_fx.REWRITES} if each else {}
+    choices |= {rewrite: rewrite for rewrite in olla_fx.REWRITES} if alone else {}
     plans: dict[str, Any] = {}
     result: dict[str, Any] = {"plans": plans}
     for label, rewrites in choices.items():
@@ -96,10 +96,10 @@ def time_ratio(name: str, batch: int, pairs: int) -> float:
     return statistics.median(later / earlier for earlier, later in times)
 
 
-def measure_apart(name: str, batch: int, each: bool, pairs: int) -> dict[str, Any]:
+def measure_apart(name: str, batch: int, alone: bool, pairs: int) -> dict[str, Any]:
     """Plan one model's step in a process of its own; what went wrong is under ``error``."""
     command = [sys.executable, __file__, "--one", "--models", name, "--batch-sizes", str(batch)]
-    command += ["--pairs", str(pairs), *(["--each"] if each else [])]
+    command += ["--pairs", str(pairs), *(["--alone"] if alone else [])]
     return {"model": name, "batch": batch, **run_apart(command, environment={"OLLA_FX_CACHE_DIR": ""})}
 
 
@@ -148,7 +148,7 @@ def main() -> int:
     )
     parser.add_argument("--models", nargs="+", default=MODELS, metavar="NAME")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=(1, 32), metavar="N")
-    parser.add_argument("--each", action="store_true", help="plan with each rewrite alone, too")
+    parser.add_argument("--alone", action="store_true", help="plan with each rewrite alone, too")
     parser.add_argument("--pairs", type=int, default=0, metavar="N", help="time so many pairs of steps, too")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
@@ -156,7 +156,7 @@ def main() -> int:
     if options.one:
         warnings.filterwarnings("ignore", category=UserWarning)
         name, batch = options.models[0], options.batch_sizes[0]
-        figures = measure(name, batch, options.each)
+        figures = measure(name, batch, options.alone)
         if options.pairs:
             figures["time"] = time_ratio(name, batch, options.pairs)
         print(json.dumps(figures))
@@ -165,7 +165,7 @@ def main() -> int:
     for batch in options.batch_sizes:
         for name in options.models:
             size = max(batch, SMALLEST_BATCH.get(name, 1))
-            rows.append(measure_apart(name, size, options.each, options.pairs))
+            rows.append(measure_apart(name, size, options.alone, options.pairs))
             print(*line(rows[-1]), file=sys.stderr)
             if options.json:
                 options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")

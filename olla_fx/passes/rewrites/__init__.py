@@ -25,6 +25,7 @@ from olla_fx.passes.rewrites import (
     slices_of_cat,
     unread_arguments,
 )
+from olla_fx.passes.rewrites.edit import sizes_vary
 from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.rewrites import REWRITES, Change
 
@@ -42,6 +43,10 @@ _FUNCTIONS: Mapping[str, Callable[[fx.Graph, Wanted], list[Change]]] = {
         graph, wanted.cuts, wanted.probe
     ),
 }
+
+
+_AT_ALL_SIZES = frozenset({"activation_outputs", "masks_behind_pooling", "unread_arguments"})
+"""Rewrites that make no tensor of a layout that a graph whose sizes vary has no formulas for."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,8 @@ def rewrite(graph: fx.Graph, wanted: Wanted) -> tuple[Change, ...]:
         What was changed, in sequence.
     """
     changes = []
+    possible = _AT_ALL_SIZES if sizes_vary(graph) else REWRITES
     for name in REWRITES:
-        if name in wanted.names:
+        if name in wanted.names and name in possible:
             changes += _FUNCTIONS[name](graph, wanted)
     return tuple(changes)

@@ -21,7 +21,6 @@ from olla_fx.passes.rewrites.edit import (
     is_returned,
     readers_in_backward,
     replace_by,
-    sizes_vary,
     tensor_of,
 )
 from olla_fx.rewrites import Change
@@ -33,13 +32,11 @@ def keep_masks_as_truth_values(graph: fx.Graph) -> list[Change]:
     """Compare in forward, and keep the answers; see the module docstring.
 
     Args:
-        graph: with fake values; changed. One whose sizes vary stays as it is: sizes of masks are not known.
+        graph: with fake values; changed. Its sizes do not vary.
 
     Returns:
         What was changed.
     """
-    if sizes_vary(graph):
-        return []
     changes = []
     for mask in list(graph.find_nodes(op="call_function", target=aten.threshold_backward.default)):
         activation = mask.args[1]

@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import fx
 
-from olla_fx.passes.rewrites.edit import bytes_of, insert, readers_in_backward, sizes_vary, tensor_of
+from olla_fx.passes.rewrites.edit import bytes_of, insert, readers_in_backward, tensor_of
 from olla_fx.rewrites import Change
 
 aten = torch.ops.aten
@@ -33,13 +33,11 @@ def narrow_indices(graph: fx.Graph) -> list[Change]:
     """Keep indices of poolings in fewer bytes; see the module docstring.
 
     Args:
-        graph: with fake values; changed. One whose sizes vary stays as it is: a plane may need more bytes.
+        graph: with fake values; changed. Its sizes do not vary.
 
     Returns:
         What was changed.
     """
-    if sizes_vary(graph):
-        return []
     changes = []
     for pooling, dimensions in _POOLINGS.items():
         for node in list(graph.find_nodes(op="call_function", target=pooling)):

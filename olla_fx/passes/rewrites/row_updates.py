@@ -22,7 +22,6 @@ from olla_fx.passes.rewrites.edit import (
     bytes_of,
     insert,
     is_exact_by_elements,
-    sizes_vary,
     tensor_of,
     writers_of,
     writers_of_sources,
@@ -38,13 +37,11 @@ def update_rows(graph: fx.Graph) -> list[Change]:
     """Update looked-up rows alone; see the module docstring.
 
     Args:
-        graph: with fake values, its updates in place; changed. One whose sizes vary stays as it is.
+        graph: with fake values, its updates in place; changed. Its sizes do not vary.
 
     Returns:
         What was changed.
     """
-    if sizes_vary(graph):
-        return []
     changes = []
     writers = writers_of(graph)
     for gradient in list(graph.find_nodes(op="call_function", target=aten.embedding_dense_backward.default)):

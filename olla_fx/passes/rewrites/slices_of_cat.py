@@ -21,7 +21,6 @@ from olla_fx.passes.rewrites.edit import (
     is_returned,
     readers_in_backward,
     replace_by,
-    sizes_vary,
     tensor_of,
 )
 from olla_fx.rewrites import Change
@@ -34,13 +33,11 @@ def read_slices_of_cat(graph: fx.Graph) -> list[Change]:
     """Let masks read slices; see the module docstring.
 
     Args:
-        graph: with fake values; changed. One whose sizes vary stays as it is: slices have no formulas.
+        graph: with fake values; changed. Its sizes do not vary.
 
     Returns:
         What was changed.
     """
-    if sizes_vary(graph):
-        return []
     changes = []
     for cat in graph.find_nodes(op="call_function", target=aten.cat.default):
         parts = cast(list[fx.Node], cat.args[0])
