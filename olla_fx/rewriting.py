@@ -97,11 +97,8 @@ def choose_rewrites(rewriting: Rewriting, names: Collection[str]) -> Candidate:
         names: of the rewrites to choose from.
 
     Returns:
-        It has an order only if it was compared with others.
+        It has an order only if one was needed for the choice.
     """
-    plain = rewriting.candidate(())
-    if not names:
-        return plain
     cuts: dict[str, int] = {}
     best = rewriting.candidate(names)
     for _ in range(MOST_ROUNDS if "blocked_updates" in names else 0):
@@ -109,10 +106,11 @@ def choose_rewrites(rewriting: Rewriting, names: Collection[str]) -> Candidate:
         if not more:
             break
         cuts.update(more)
-    if not best.changes:
-        return plain
     best = _without_costly(rewriting, names, best, cuts)
+    if not best.changes:
+        return best
     best = rewriting.ordered(best)
+    plain = rewriting.candidate(())
     if precedence_bound(plain.dataflow.problem) >= best.peak_bytes:
         return best
     plain = rewriting.ordered(plain)
