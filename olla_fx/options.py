@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 from olla_fx.rewrites import REWRITES
 from olla_solvers.errors import OptionError
 from olla_solvers.ilp import backends
+
+RECOMPUTE = 0.01
+"""Of a step's time, what recomputation may take unless the user says otherwise: less than can be measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,8 @@ class Options:
             step runs without one and says why.
         rewrites: ``all``, ``none``, or names among :data:`olla_fx.REWRITES`: rewrites of the step that let
             backward keep less, with the same bits. Where they do not pay, the step is planned without.
+        recompute: the share of the step's time that may be spent on computing again, in backward, what would
+            else be kept since forward, with the same bits: 0.01 is one per cent; 0 keeps everything.
         dynamic: False makes a plan for each size of the inputs; None plans for all sizes once one varies;
             True does so at once, as far as the model allows it, which takes more time for the first plan.
             Numbers that the model asks of its inputs, such as how many labels there are, are sizes, too, once
@@ -58,6 +64,7 @@ class Options:
     cuda_graph: bool = False
     dynamic: bool | None = None
     rewrites: str | Collection[str] = "all"
+    recompute: float = RECOMPUTE
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -76,6 +83,12 @@ class Options:
 
         if self.dynamic not in (None, True, False):
             raise OptionError(f"dynamic is True, False or None, not {self.dynamic!r}")
+
+        is_number = isinstance(self.recompute, int | float) and not isinstance(self.recompute, bool)
+        if not is_number or not 0 <= self.recompute < math.inf:
+            raise OptionError(
+                f"recompute is a share of the step's time, such as 0.01, or 0, not {self.recompute!r}"
+            )
 
         object.__setattr__(self, "rewrites", _names_of_rewrites(self.rewrites))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from olla_fx.eager.baseline import Baseline
+from olla_fx.recomputed import Recomputed
 from olla_fx.report.plot import plot_plan
 from olla_fx.report.snapshot import write_snapshot
 from olla_fx.report.table import format_bytes, format_table
@@ -23,7 +24,7 @@ from olla_solvers.plan_json import plan_from_json, plan_to_json
 from olla_solvers.problem import ArrayKind, Offset, Operator, Problem
 from olla_solvers.validate import validate
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Plan:
             other. Their gradients accumulate in static arrays.
         changes: what rewrites have changed in the graph, so that backward keeps less.
         largest: the largest arrays that are alive at the peak.
+        recomputed: what backward computes again, so that less is kept.
         update: the plan of the weight update that follows several micro-batches, in the same buffer. The
             figures below are of both.
     """
@@ -78,6 +80,7 @@ class Plan:
     update: Plan | None = None
     changes: tuple[Change, ...] = ()
     largest: tuple[ArrayAtPeak, ...] = ()
+    recomputed: Recomputed = field(default_factory=Recomputed)
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -113,6 +116,11 @@ class Plan:
     def fragmentation(self) -> float:
         """``(buffer - peak) / buffer``."""
         return (self.buffer_bytes - self.peak_bytes) / self.buffer_bytes if self.buffer_bytes else 0.0
+
+    @property
+    def extra_time(self) -> float:
+        """Predicted time of what is computed again, as a share of the step's time without."""
+        return self.recomputed.extra_time
 
     @property
     def provenance(self) -> Provenance:
@@ -250,6 +258,7 @@ class Plan:
             saved = [change.saved_bytes for change in changes]
             name = name.replace("_", " ")
             rows.append((f"rewritten: {name}", f"{len(saved):,} times, {format_bytes(sum(saved))} not kept"))
+        rows += self.recomputed.rows()
         eager = self.baseline_with_workspaces or self.baseline
         if eager is not None:
             rows.append(("eager's step", eager.source.value))
@@ -274,6 +283,7 @@ class Plan:
             "update": None if self.update is None else self.update.to_json(),
             "largest": [[array.name, array.size_bytes, array.source] for array in self.largest],
             "changes": [[change.rewrite, change.operator, change.saved_bytes] for change in self.changes],
+            "recomputed": self.recomputed.to_json(),
         }
 
     @classmethod
@@ -304,6 +314,7 @@ class Plan:
                 None if update is None else cls.from_json(update),
                 tuple(Change(str(name), str(at), int(saved)) for name, at, saved in document["changes"]),
                 tuple(ArrayAtPeak(str(name), int(size), str(at)) for name, size, at in document["largest"]),
+                Recomputed.from_json(document["recomputed"]),
             )
         except (KeyError, TypeError) as error:
             raise ProblemError(f"the plan lacks {error}") from error

@@ -10,6 +10,7 @@ from typing import Any
 from olla_fx import models
 from olla_fx.api import plan as plan_step
 from olla_fx.cli.common import UsageError, check_folders, count, report
+from olla_fx.options import RECOMPUTE
 from olla_fx.rewrites import REWRITES
 from olla_fx.step_plan import Plan
 
@@ -50,6 +51,13 @@ def add_options(command: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"what may be rewritten so that backward keeps less: all | none | {' | '.join(REWRITES)}",
     )
+    command.add_argument(
+        "--recompute",
+        type=float,
+        default=RECOMPUTE,
+        metavar="SHARE",
+        help="of the step's time that backward may spend on computing again what would be kept",
+    )
     command.add_argument("--no-baseline", action="store_true", help="do not ask what eager would need")
     command.add_argument("--plot", metavar="FILE", help="draw the plan into a .png, .svg or .pdf file")
 
@@ -82,6 +90,7 @@ def run(parsed: argparse.Namespace) -> None:
         time_limit=parsed.time_limit,
         baseline=not parsed.no_baseline,
         rewrites=_rewrites(parsed.rewrites),
+        recompute=parsed.recompute,
     )
     report(plan.report(), _document(plan, parsed.solver), parsed.json)
     if parsed.plot:
