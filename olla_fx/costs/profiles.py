@@ -1,0 +1,126 @@
+"""How fast devices are, as far as an estimate of an operator's seconds needs it.
+
+Figures of GPUs are their maker's, dense (without sparsity), for the SXM boards: NVIDIA's data sheets of the
+A100, H100 and H200. 60 % of a peak rate is what large matrix products and convolutions reach in practice.
+Rates of float32 are those of TF32, which convolutions use by default, and matrix products if
+``torch.set_float32_matmul_precision("high")`` allows it. ``a100`` has the bandwidth of the board with 40 GB
+(1.555 TB/s), which published figures of recomputation assume. A launch of 5 µs is what small kernels take one
+after the other when the host keeps up.
+
+``cpu`` is one core with AVX-512 at about 2.5 GHz: two fused multiply-adds of 16 numbers a cycle are 160
+GFLOP/s in float32; :func:`profile_of` takes it times the number of threads. Types that have no rate are
+computed at that of float32.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from olla_solvers.errors import OptionError
+
+TERA = 1e12
+GIGA = 1e9
+
+_CORES_THAT_FILL_THE_BUS = 8
+"""More threads than these read no faster from memory."""
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """What an estimate knows of a device.
+
+    Attributes:
+        name: as on the command line.
+        rates: floating-point operations in a second that large kernels reach, by type.
+        bandwidth: bytes in a second, read and written together.
+        launch_seconds: what an operator takes at least.
+    """
+
+    name: str
+    rates: Mapping[torch.dtype, float]
+    bandwidth: float
+    launch_seconds: float
+
+    def rate(self, dtype: torch.dtype) -> float:
+        """Return the floating-point operations in a second in a type."""
+        return self.rates.get(dtype, self.rates[torch.float32])
+
+    def seconds(self, flops: int, dtype: torch.dtype, moved_bytes: int) -> float:
+        """Return the seconds of an operator: a launch, and the longer of computing and moving.
+
+        Args:
+            flops: floating-point operations.
+            dtype: in which they are done.
+            moved_bytes: read and written.
+        """
+        return self.launch_seconds + max(flops / self.rate(dtype), moved_bytes / self.bandwidth)
+
+    def with_threads(self, threads: int) -> DeviceProfile:
+        """Return the profile of so many cores."""
+        rates = {dtype: rate * threads for dtype, rate in self.rates.items()}
+        bandwidth = self.bandwidth * min(threads, _CORES_THAT_FILL_THE_BUS)
+        return replace(self, rates=rates, bandwidth=bandwidth)
+
+
+def _tensor_cores(float32: float, half: float, float64: float) -> dict[torch.dtype, float]:
+    """Return 60 % of peak rates in TFLOP/s, by type."""
+    reached = 0.6 * TERA
+    return {
+        torch.float32: reached * float32,
+        torch.float16: reached * half,
+        torch.bfloat16: reached * half,
+        torch.float64: reached * float64,
+    }
+
+
+PROFILES: Mapping[str, DeviceProfile] = {
+    profile.name: profile
+    for profile in (
+        DeviceProfile("a100", _tensor_cores(156, 312, 19.5), 1.5 * TERA, 5e-6),
+        DeviceProfile("h100", _tensor_cores(494.7, 989.4, 66.9), 3.35 * TERA, 5e-6),
+        DeviceProfile("h200", _tensor_cores(494.7, 989.4, 66.9), 4.8 * TERA, 5e-6),
+        DeviceProfile(
+            "cpu",
+            {
+                torch.float32: 100 * GIGA,
+                torch.float64: 50 * GIGA,
+                torch.bfloat16: 50 * GIGA,
+                torch.float16: 50 * GIGA,
+            },
+            10 * GIGA,
+            3e-6,
+        ),
+    )
+}
+"""The profiles by name."""
+
+_USUAL_GPU = PROFILES["a100"]
+
+
+def profile_by_name(name: str) -> DeviceProfile:
+    """Return a profile.
+
+    Raises:
+        OptionError: if there is none of this name.
+    """
+    if name not in PROFILES:
+        raise OptionError(f"there is no device profile {name!r}: one of {', '.join(PROFILES)}")
+    return PROFILES[name]
+
+
+def profile_of(device: torch.device) -> DeviceProfile:
+    """Return the profile of a device that is there: by its name, and if that is unknown by its kind."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return _profile_without_device(device)
+    words = re.findall(r"[a-z0-9]+", torch.cuda.get_device_name(device).lower())
+    return next((PROFILES[word] for word in words if word in PROFILES), _USUAL_GPU)
+
+
+def _profile_without_device(device: torch.device) -> DeviceProfile:
+    if device.type in ("cpu", "meta"):
+        return PROFILES["cpu"].with_threads(torch.get_num_threads())
+    return _USUAL_GPU
