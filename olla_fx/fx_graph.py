@@ -24,6 +24,9 @@ IN_BACKWARD = "in_backward"
 RECOMPUTED = "recomputed"
 """Key of ``node.meta``: True if a checkpoint runs the operator again to get back what it did not save."""
 
+REPEATED = "repeated"
+"""Key of ``node.meta``: True if the node is there to make again in backward what forward made and dropped."""
+
 SOURCE = "source"
 """Key of ``node.meta``: the file and line of the code that called the operator, PyTorch's and ours aside."""
 
@@ -177,7 +180,12 @@ _DIVIDING = frozenset(
 
 
 def may_raise(node: fx.Node) -> bool:
-    """Return True if an operator raises for some values of its arguments: an index out of range, say."""
+    """Return True if an operator raises for some values of its arguments: an index out of range, say.
+
+    One that is repeated did not, or the step would be over.
+    """
+    if node.meta.get(REPEATED):
+        return False
     value = node.meta.get("val")
     is_integral = isinstance(value, torch.Tensor) and not value.is_floating_point()
     return node.target in _RAISING or (is_integral and node.target in _DIVIDING)
@@ -199,7 +207,24 @@ def end_of_backward(gradients: Sequence[object]) -> None:
     """Mark where all gradients are there; see :func:`forward_backward_boundary`."""
 
 
+def first_of_backward(graph: fx.Graph) -> fx.Node | None:
+    """Return the node that stands between forward and backward, or where backward begins; None without it.
+
+    All that follows it in a captured graph belongs to backward or the update, but in the caller's own loop,
+    where operators that the caller cannot notice may run on either side.
+    """
+    boundaries = graph.find_nodes(op="call_function", target=forward_backward_boundary)
+    return next(
+        (node for node in boundaries or graph.nodes if boundaries or node.meta.get(IN_BACKWARD)), None
+    )
+
+
 _MARKERS = frozenset({forward_backward_boundary, end_of_backward})
+
+
+def is_marker(node: fx.Node) -> bool:
+    """Return True if a node stands for a moment of the step and computes nothing."""
+    return node.target in _MARKERS
 
 
 def is_free(node: fx.Node) -> bool:
@@ -210,7 +235,7 @@ def is_free(node: fx.Node) -> bool:
     """
     if node.op in ("placeholder", "get_attr", "output") or node.target is operator.getitem:
         return True
-    if node.target in _MARKERS:
+    if is_marker(node):
         return False
     tensors = [key for key in storages_of(node.meta.get("val")) if key is not None]
     if not isinstance(node.target, torch_compat.OpOverload):

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from olla_fx import operators, torch_compat
+from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Mode
-from olla_fx.fx_graph import IN_BACKWARD, LAYOUTS, RECOMPUTED, SOURCE, Size, size_name
+from olla_fx.fx_graph import IN_BACKWARD, LAYOUTS, RECOMPUTED, REPEATED, SOURCE, Size, size_name
 from olla_fx.passes.boundary import mark_boundary
 from olla_fx.passes.cleanup import (
     drop_dead_copies,
     drop_identities,
     drop_output_copies,
+    has_effect,
     use_dropout_without_temporaries,
     use_scalars_directly,
 )
@@ -22,11 +23,10 @@ from olla_fx.passes.reinplace import reinplace
 from olla_fx.passes.reinplace_updates import reinplace_updates
 from olla_fx.passes.rewrites import Wanted, rewrite
 from olla_fx.rewrites import Change
-from olla_fx.torch_compat import OpOverload, schema_of
 
 __all__ = ["Rewritten", "run_passes"]
 
-_KEPT = frozenset({"val", IN_BACKWARD, RECOMPUTED, SOURCE, LAYOUTS})
+_KEPT = frozenset({"val", IN_BACKWARD, RECOMPUTED, REPEATED, SOURCE, LAYOUTS})
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,16 @@ class Rewritten:
     changes: tuple[Change, ...] = ()
 
 
-def run_passes(captured: CapturedStep, wanted: Wanted | None = None) -> Rewritten:
+def run_passes(
+    captured: CapturedStep, wanted: Wanted | None = None, *, keep_forward: bool = False
+) -> Rewritten:
     """Run all passes on a copy of the captured graph.
 
     Args:
         captured: the step; not changed.
         wanted: rewrites to apply; None for none.
+        keep_forward: True if backward is to write over nothing that forward made, as the graph must be in
+            which repetitions are planned (:mod:`olla_fx.passes.repetitions`).
     """
     root = captured.graph_module
     graph = _copy_of(root.graph)
@@ -66,7 +70,7 @@ def run_passes(captured: CapturedStep, wanted: Wanted | None = None) -> Rewritte
         if captured.device.type == "cpu":
             use_dropout_without_temporaries(graph)
         reinplace_updates(graph)
-    graph.eliminate_dead_code(_has_effect)
+    graph.eliminate_dead_code(has_effect)
     if captured.family is None:
         follow_storages(root, graph, views)
     else:
@@ -74,11 +78,11 @@ def run_passes(captured: CapturedStep, wanted: Wanted | None = None) -> Rewritte
         views = views_in(graph)
     changes = () if wanted is None else rewrite(graph, wanted)
     if changes:
-        graph.eliminate_dead_code(_has_effect)
+        graph.eliminate_dead_code(has_effect)
         views |= views_in(graph)
     if captured.mode is Mode.AUTOGRAD and mark_boundary(graph, captured.inputs, captured.outputs.results):
         follow_storages(root, graph, views)
-    reinplace(graph)
+    reinplace(graph, keep_forward=keep_forward)
     follow_storages(root, graph, views)
     for node in graph.nodes:
         node.meta = {key: value for key, value in node.meta.items() if key in _KEPT}
@@ -86,14 +90,6 @@ def run_passes(captured: CapturedStep, wanted: Wanted | None = None) -> Rewritte
             # Only that it is no tensor matters, and symbols hold all others of their trace.
             node.meta["val"] = None
     return Rewritten(torch_compat.lazy_graph_module(root, graph), changes)
-
-
-def _has_effect(node: fx.Node) -> bool:
-    """Return True if a node must stay even if nothing reads it, as one that writes to its arguments."""
-    if node.target is operators.random_state:
-        return False
-    is_operator = isinstance(node.target, OpOverload)
-    return (is_operator and schema_of(node.target).is_mutable) or node.is_impure()
 
 
 def _copy_of(graph: fx.Graph) -> fx.Graph:

@@ -15,8 +15,8 @@ from torch import fx
 
 from olla_fx import operators
 from olla_fx.capture import Role, StepInput
-from olla_fx.fx_graph import layouts_agree, storages_of
-from olla_fx.torch_compat import storage_key
+from olla_fx.fx_graph import is_marker, layouts_agree, storages_of
+from olla_fx.torch_compat import OpOverload, schema_of, storage_key
 
 aten = torch.ops.aten
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
@@ -25,6 +25,14 @@ _LEAN_FORMS = {
     operators.native_dropout_backward: operators.dropout_backward,
 }
 _CHECKS = frozenset({aten._assert_scalar.default, aten.sym_constrain_range_for_size.default})
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Return True if a node must stay even if nothing reads it, as one that writes to its arguments."""
+    if node.target is operators.random_state:
+        return False
+    is_operator = isinstance(node.target, OpOverload)
+    return (is_operator and schema_of(node.target).is_mutable) or is_marker(node) or node.is_impure()
 
 
 def drop_output_copies(graph: fx.Graph) -> None:

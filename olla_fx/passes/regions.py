@@ -8,6 +8,7 @@ that must follow from what does not.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
@@ -123,8 +124,7 @@ class Regions:
                 self._nodes.setdefault(storage, []).append(node)
                 if node.op in ("placeholder", "get_attr"):
                     self._kept.add(storage)
-        for node in graph.output_node().all_input_nodes:
-            self._kept.update(region.storage for region in self.of(node))
+        self.keep(graph.output_node().all_input_nodes)
 
     def of(self, node: fx.Node) -> list[Region]:
         """Return the regions of a node's tensors, each in its present storage.
@@ -148,8 +148,12 @@ class Regions:
             )
         return region
 
+    def keep(self, nodes: Iterable[fx.Node]) -> None:
+        """Let nothing be written over the storages of some nodes."""
+        self._kept.update(region.storage for node in nodes for region in self.of(node))
+
     def is_kept(self, node: fx.Node) -> bool:
-        """Return True if a node lies in a storage of the caller's, or in one that is returned."""
+        """Return True if a node lies in a storage of the caller's, in one that is returned or to be kept."""
         return any(region.storage in self._kept for region in self.of(node))
 
     def readers(self, region: Region) -> set[fx.Node]:

@@ -16,13 +16,21 @@ same way, so that the bits are the same.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import torch
 from torch import fx
 
 from olla_fx import torch_compat
-from olla_fx.fx_graph import LAYOUTS, draws_random_numbers, layout_of, layouts_agree, number_argument
+from olla_fx.fx_graph import (
+    LAYOUTS,
+    draws_random_numbers,
+    first_of_backward,
+    layout_of,
+    layouts_agree,
+    number_argument,
+)
 from olla_fx.passes.in_place_forms import in_place_form, is_element_wise, out_form, write_over
 from olla_fx.passes.regions import Regions, has_known_elements
 from olla_fx.torch_compat import pytree
@@ -40,19 +48,23 @@ _COPIES = frozenset(
 )
 
 
-def reinplace(graph: fx.Graph) -> int:
+def reinplace(graph: fx.Graph, *, keep_forward: bool = False) -> int:
     """Let operators write over their arguments; see the module docstring.
 
     Args:
         graph: propagated with fake tensors; changed. Its metadata is out of date afterwards.
+        keep_forward: True if backward and update are to write over nothing that forward made.
 
     Returns:
         The number of operators that now work in place.
     """
     regions = Regions(graph)
     ancestors = _ancestors(graph)
+    backward = first_of_backward(graph) if keep_forward else None
     count = 0
     for node in list(graph.nodes):
+        if node is backward:
+            regions.keep(itertools.takewhile(lambda earlier: earlier is not backward, graph.nodes))
         if node.op != "call_function" or torch_compat.is_erased(node):
             continue
         if node.target is aten.copy.default:
@@ -69,16 +81,26 @@ def reinplace(graph: fx.Graph) -> int:
 def _target_for(node: fx.Node, regions: Regions, ancestors: Mapping[fx.Node, int]) -> fx.Node | None:
     """Return the first argument whose storage can become the result's, at no cost in any order."""
     for argument in node.all_input_nodes:
-        in_place = in_place_form(node.target) if argument is node.args[0] else None
-        if (in_place or out_form(node.target)) and _may_share(node, argument, regions, ancestors):
+        if fits_over(node, argument, regions) and _may_share(node, argument, regions, ancestors):
             return argument
     return None
 
 
-def _may_share(node: fx.Node, target: fx.Node, regions: Regions, ancestors: Mapping[fx.Node, int]) -> bool:
+def fits_over(node: fx.Node, target: fx.Node, regions: Regions) -> bool:
+    """Return True if a kernel can write an element-wise operator's result over an argument.
+
+    Others may still need the argument.
+    """
+    in_place = in_place_form(node.target) if target is node.args[0] else None
+    if not (in_place or out_form(node.target)):
+        return False
     if not _same_layout(node, target) or not _arguments_agree(node, target):
         return False
-    if regions.is_kept(node) or not _may_overwrite(node, target, regions):
+    return not regions.is_kept(node) and not regions.is_kept(target)
+
+
+def _may_share(node: fx.Node, target: fx.Node, regions: Regions, ancestors: Mapping[fx.Node, int]) -> bool:
+    if not _may_overwrite(node, target, regions):
         return False
     (region,) = regions.of(target)
     readers = regions.readers(region) - {node}

@@ -1,0 +1,207 @@
+"""Says which operators of forward may run a second time in backward with the same bits, and what runs then.
+
+An operator may if it computes the same from what is still there. That excludes what draws random numbers,
+what writes to a tensor of the caller's, and what reads something that forward overwrites later. Collectives
+and operators of other libraries are excluded, since they may do more than their schemas say; so is what is
+on another device. Two kinds have a form of their own for the second time:
+
+* **Batch norms** with running statistics run without these, which the first run has updated. On the CPU that
+  is the form without statistics; on CUDA, where their absence may choose another kernel, they write to
+  scratch tensors, whose values a training step does not read.
+* **Dropout on the CPU** in 32 and 64 bits multiplies by the mask that the first run drew, by the very
+  function that the first run called.
+
+**Between forward and backward** the caller may change tensors. What runs again must read what forward read:
+a caller's tensor that eager's backward reads, too, is as it was, or backward is refused as it is in eager.
+Of another one (a bias, say) a copy is kept if it is small; if it is not, what reads it runs once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from olla_fx import operators, torch_compat
+from olla_fx.fx_graph import (
+    IN_BACKWARD,
+    RECOMPUTED,
+    REPEATED,
+    draws_random_numbers,
+    first_of_backward,
+    forward_backward_boundary,
+    is_free,
+    is_on,
+    storages_of,
+    written_arguments,
+)
+from olla_fx.passes.in_place_forms import is_element_wise
+from olla_fx.passes.regions import Region, Regions
+from olla_fx.passes.reinplace import fits_over
+from olla_fx.torch_compat import pytree
+
+aten = torch.ops.aten
+
+SMALL_BYTES = 64 * 1024
+"""Of a tensor of the caller's that is as large, a copy may be kept for backward."""
+
+_NAMESPACES = frozenset({"aten", "mkldnn", "olla_fx", "torchvision"})
+
+RUNNING_MEAN, _IS_TRAINING = 3, 5
+
+
+class Repeatable:
+    """What of a graph may run again.
+
+    Attributes:
+        backward: where backward begins; None if the graph has none.
+        position: of each node in the graph.
+    """
+
+    def __init__(self, graph: fx.Graph, device: torch.device) -> None:
+        """Read who reads and writes what off a graph's fake values.
+
+        Args:
+            graph: after all passes, with ``keep_forward``.
+            device: the one that is planned.
+        """
+        self.backward = first_of_backward(graph)
+        self.position = {node: index for index, node in enumerate(graph.nodes)}
+        self._device = device
+        self._regions = Regions(graph)
+        self._writers: dict[int, list[tuple[fx.Node, Region]]] = {}
+        self._static: set[int] = set()
+        self._callers: dict[int, fx.Node] = {}
+        self._outputs: set[int | None] = set()
+        self._safe: set[int | None] = set()
+        for node in graph.nodes:
+            for target in written_arguments(node):
+                for region in self._regions.of(target):
+                    self._writers.setdefault(region.storage, []).append((node, region))
+            if node.op in ("placeholder", "get_attr"):
+                self._static.update(region.storage for region in self._regions.of(node))
+        if self.backward is not None and self.backward.target is forward_backward_boundary:
+            self._note_callers(graph, self.backward)
+
+    def _note_callers(self, graph: fx.Graph, boundary: fx.Node) -> None:
+        """Note what the caller holds between the phases, and what of that eager's backward reads."""
+        for node in graph.find_nodes(op="placeholder"):
+            self._callers.update({region.storage: node for region in self._regions.of(node)})
+        for output in pytree.tree_leaves(boundary.args[0]):
+            self._outputs.update(storages_of(output.meta["val"]) if isinstance(output, fx.Node) else ())
+        for node in graph.nodes:
+            is_original = node.meta.get(IN_BACKWARD) and not node.meta.get(RECOMPUTED)
+            if is_original and self.position[node] > self.position[boundary] and not is_free(node):
+                for source in node.all_input_nodes:
+                    self._safe.update(storages_of(source.meta.get("val")))
+
+    def is_late(self, node: fx.Node) -> bool:
+        """Return True if a node stands where backward begins, or later."""
+        return self.backward is None or self.position[node] >= self.position[self.backward]
+
+    def may_run_again(self, node: fx.Node) -> bool:
+        """Return True if an operator may run again in backward, apart from who overwrites what it reads."""
+        target = node.target
+        if self.is_late(node) or node.meta.get(REPEATED) or node.meta.get(RECOMPUTED):
+            return False
+        if not isinstance(target, torch_compat.OpOverload) or target.namespace not in _NAMESPACES:
+            return False
+        if draws_random_numbers(node) and not is_replayed(node):
+            return False
+        if not self._is_planned(node):
+            return False
+        if torch.Tag.nondeterministic_bitwise in target.tags and self._device.type != "cpu":
+            return False
+        return self._own(node).isdisjoint(self._static) and all(map(self._stays, self.sources(node)))
+
+    def _is_planned(self, node: fx.Node) -> bool:
+        """Return True if an operator reads and makes nothing on other devices."""
+        values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes)]
+        leaves = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+        return all(is_on(leaf, self._device) for leaf in leaves)
+
+    def sources(self, node: fx.Node) -> list[fx.Node]:
+        """Return the nodes of which an operator's repetition reads the elements."""
+        if has_statistics(node):
+            return [argument for argument in node.args[:RUNNING_MEAN] if isinstance(argument, fx.Node)]
+        return node.all_input_nodes
+
+    def _own(self, node: fx.Node) -> set[int]:
+        """Return the storages that an operator's repetition writes to, beside its results."""
+        written = [] if has_statistics(node) else written_arguments(node)
+        return {region.storage for argument in written for region in self._regions.of(argument)}
+
+    def _stays(self, source: fx.Node) -> bool:
+        """Return True if the caller does not change what is read before backward, unnoticed."""
+        for region in self._regions.of(source):
+            if region.storage in self._safe:
+                continue
+            if region.storage in self._outputs:
+                return False
+            if region.storage in self._callers and not _is_kept_by_copy(self._callers[region.storage]):
+                return False
+        return True
+
+    def is_read_from_copy(self, placeholder: fx.Node) -> bool:
+        """Return True if repetitions are to read a copy of a tensor of the caller's that forward makes."""
+        return any(self._is_copied(region) for region in self._regions.of(placeholder))
+
+    def _is_copied(self, region: Region) -> bool:
+        return region.storage in self._callers and region.storage not in self._safe
+
+    def later_writers(self, node: fx.Node) -> list[fx.Node]:
+        """Return the operators that overwrite, behind an operator, what its repetition would read.
+
+        Not those of the array that it writes to itself, which are repeated with it, and not those after
+        forward of what is read from a copy.
+        """
+        own = self._own(node)
+        return list(
+            dict.fromkeys(
+                writer
+                for source in self.sources(node)
+                for region in self._regions.of(source)
+                if region.storage not in own
+                for writer, written in self._writers.get(region.storage, ())
+                if self.position[writer] > self.position[node] and written.overlaps(region)
+                if not (self._is_copied(region) and self.is_late(writer))
+            )
+        )
+
+    def fits_over(self, node: fx.Node, target: fx.Node) -> bool:
+        """Return True if an operator's result could be written over an argument that nobody else needs."""
+        return is_element_wise(node.target) and fits_over(node, target, self._regions)
+
+
+def _is_kept_by_copy(placeholder: fx.Node) -> bool:
+    """Return True if a caller's tensor is small, and a clone of it lies in memory alike."""
+    value = placeholder.meta["val"]
+    size_bytes = value.numel() * value.element_size()
+    dense = bool(value.is_contiguous()) and value.untyped_storage().nbytes() == size_bytes
+    return dense and size_bytes <= SMALL_BYTES
+
+
+def has_statistics(node: fx.Node) -> bool:
+    """Return True for a batch norm that updates running statistics."""
+    if node.target is aten._native_batch_norm_legit.default:
+        return node.args[_IS_TRAINING] is True
+    return node.target is aten._batch_norm_with_update.default
+
+
+def is_replayed(node: fx.Node) -> bool:
+    """Return True for a dropout that can be made again from its mask."""
+    if node.target is not operators.dropout or type(node.args[1]) is not float or node.args[2] is False:
+        return False
+    return mask_of(node) is not None
+
+
+def mask_of(dropout: fx.Node) -> fx.Node | None:
+    """Return the mask that a dropout has drawn, if anybody reads it."""
+    return next((user for user in dropout.users if user.args[1] == 1), None)
+
+
+def made_again(node: fx.Node) -> Sequence[bool]:
+    """Return for each flattened result of an operator that may run again whether the repetition makes it."""
+    leaves = pytree.tree_leaves(node.meta.get("val"))
+    return [position == 0 or not is_replayed(node) for position in range(len(leaves))]

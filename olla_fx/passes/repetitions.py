@@ -1,0 +1,273 @@
+"""Puts repetitions of operators into a step's graph, so that arrays of forward can be dropped until backward.
+
+Which operators run again, and who reads what from which repetition, is given. It was planned on the graph
+after all passes in which backward writes over nothing that forward made (``keep_forward``), so that an array
+that is made again has the in-place operators of forward behind its producer, and these alone.
+
+The graph keeps its own sequence, on which the meaning of writes rests. A repetition stands in front of its
+first reader, and of all that overwrite what it reads. All that the operator itself has read is there, since
+the reader stands behind the operator.
+
+Afterwards operators of backward get back the right to write over what forward made, where nobody needs it any
+longer: over repetitions, or over what is now needed by forward alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from olla_fx import operators, torch_compat
+from olla_fx.errors import CaptureError
+from olla_fx.fx_graph import (
+    IN_BACKWARD,
+    LAYOUTS,
+    RECOMPUTED,
+    REPEATED,
+    Layout,
+    forward_backward_boundary,
+    is_free,
+    storages_of,
+)
+from olla_fx.passes.cleanup import has_effect
+from olla_fx.passes.propagate import follow_storages, views_in
+from olla_fx.passes.reinplace import reinplace
+from olla_fx.passes.repeatable import RUNNING_MEAN, Repeatable, has_statistics, is_replayed, mask_of
+from olla_fx.torch_compat import pytree, storage_key
+
+aten = torch.ops.aten
+
+_Run: TypeAlias = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class OperatorRun:
+    """One run of an operator in a step with repetitions.
+
+    Attributes:
+        operator: its name.
+        copy: 0 for the operator itself, 1 for its first repetition, and so on.
+        sources: which repetition of an operator it reads the results of, by the operator's name; of all
+            others those of the operator itself. Of an array that several operators have written, all.
+    """
+
+    operator: str
+    copy: int = 0
+    sources: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RepeatedGraph:
+    """A step's graph with repetitions.
+
+    Attributes:
+        graph_module: the graph.
+        order: the operators' names in the sequence that was given, to begin from when it is ordered.
+    """
+
+    graph_module: fx.GraphModule
+    order: tuple[str, ...]
+
+
+def repeat_operators(
+    graph_module: fx.GraphModule, runs: Sequence[OperatorRun], device: torch.device
+) -> RepeatedGraph:
+    """Put repetitions into a copy of a graph; see the module docstring.
+
+    Args:
+        graph_module: after all passes, with ``keep_forward``; not changed.
+        runs: of its operators, in sequence: each once as itself, and repetitions before their readers.
+        device: the one that is planned.
+
+    Raises:
+        CaptureError: if the graph does not allow a repetition.
+    """
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(graph_module.graph, {}))
+    views = views_in(graph)
+    inserter = _Inserter(graph, runs, device)
+    with torch_compat.fake_mode_of(node.meta.get("val") for node in graph.nodes), torch.no_grad():
+        inserter.insert()
+    graph.eliminate_dead_code(has_effect)
+    views |= inserter.views
+    follow_storages(graph_module, graph, views)
+    reinplace(graph)
+    follow_storages(graph_module, graph, views)
+    names = [node.name for node in inserter.sequence if not torch_compat.is_erased(node)]
+    return RepeatedGraph(torch_compat.lazy_graph_module(graph_module, graph), tuple(names))
+
+
+class _Inserter:
+    """Inserts repetitions.
+
+    Attributes:
+        views: nodes that were inserted and are views.
+        sequence: the operators in the sequence of the runs, with those that were inserted.
+    """
+
+    def __init__(self, graph: fx.Graph, runs: Sequence[OperatorRun], device: torch.device) -> None:
+        self.views: set[fx.Node] = set()
+        self.sequence: list[fx.Node] = []
+        self._graph = graph
+        self._runs = runs
+        self._repeatable = Repeatable(graph, device)
+        self._nodes = {node.name: node for node in graph.nodes}
+        self._place = list(graph.nodes)
+        self._made: dict[_Run, list[fx.Node]] = {}
+        self._views: dict[tuple[fx.Node, tuple[fx.Node, ...]], fx.Node] = {}
+        self._copies: dict[fx.Node, fx.Node] = {}
+
+    def insert(self) -> None:
+        """Insert all repetitions, and let all readers read what they are told to."""
+        position = self._positions()
+        numbers = {(run.operator, run.copy): number for number, run in enumerate(self._runs)}
+        concerned = [run for run in self._runs if run.copy or any(run.sources.values())]
+
+        def place(run: OperatorRun) -> tuple[int, bool, int]:
+            key = run.operator, run.copy
+            return position[key], run.copy == 0, numbers[key]
+
+        for run in sorted(concerned, key=place):
+            if run.copy == 0:
+                self._read_anew(run)
+            else:
+                self._repeat(run, self._place[position[run.operator, run.copy]])
+        for run in self._runs:
+            node = self._nodes[run.operator]
+            if node.target is forward_backward_boundary:
+                self.sequence.extend(self._copies.values())
+            self.sequence.extend(self._made[run.operator, run.copy] if run.copy else [node])
+
+    def _positions(self) -> dict[_Run, int]:
+        """Return for each run the node in front of which it is to stand, by that one's position."""
+        own = self._repeatable.position
+        position: dict[_Run, int] = {}
+        needed: dict[_Run, int] = {}
+        for run in reversed(self._runs):
+            key, node = (run.operator, run.copy), self._nodes[run.operator]
+            position[key] = own[node]
+            if run.copy:
+                later = self._repeatable.later_writers(node)
+                if key not in needed or not self._repeatable.may_run_again(node):
+                    raise CaptureError(f"{node.name} is repeated for nobody, or may not be repeated")
+                if not all(map(self._repeatable.is_late, later)):
+                    raise CaptureError(f"{node.name} is repeated, and forward overwrites what it reads")
+                position[key] = min([needed[key], *(own[writer] for writer in later)])
+            for source in run.sources.items():
+                if source[1]:
+                    needed[source] = min(position[key], needed.get(source, position[key]))
+        return position
+
+    def _read_anew(self, run: OperatorRun) -> None:
+        """Let an operator read repetitions."""
+        node = self._nodes[run.operator]
+        for source in node.all_input_nodes:
+            image = self._image(source, run, node)
+            if image is not source:
+                node.replace_input_with(source, image)
+
+    def _repeat(self, run: OperatorRun, before: fx.Node) -> None:
+        """Insert a repetition, and what it needs."""
+        node = self._nodes[run.operator]
+        inserted: list[fx.Node] = []
+        target, args, kwargs = node.target, list(node.args), dict(node.kwargs)
+        if is_replayed(node):
+            rate: Any = node.args[1]
+            target = operators.dropout_backward
+            args, kwargs = [args[0], mask_of(node), 0.0 if rate == 1.0 else 1.0 / (1.0 - rate)], {}
+        elif has_statistics(node):
+            if target is aten._native_batch_norm_legit.default:
+                target = aten._native_batch_norm_legit.no_stats
+                del args[RUNNING_MEAN : RUNNING_MEAN + 2]
+            else:
+                for index in (RUNNING_MEAN, RUNNING_MEAN + 1):
+                    args[index] = self._scratch_like(args[index], before)
+                    inserted.append(args[index])
+        args, kwargs = fx.map_arg((args, kwargs), lambda source: self._image(source, run, before))
+        with self._graph.inserting_before(before):
+            again = self._graph.create_node(
+                "call_function", target, tuple(args), kwargs, f"{node.name}_repeated"
+            )
+        again.meta = _meta_of_repetition(node)
+        if is_replayed(node):
+            again.meta["val"] = node.meta["val"][0]
+            if LAYOUTS in node.meta:
+                again.meta[LAYOUTS] = node.meta[LAYOUTS][:1]
+        read = {key for source in node.all_input_nodes for key in storages_of(source.meta.get("val"))}
+        if read.isdisjoint(set(storages_of(again.meta["val"])) - {None}):
+            again.meta["val"] = _fresh(again.meta["val"])
+        self._made[run.operator, run.copy] = [*inserted, again]
+
+    def _image(self, source: fx.Node, run: OperatorRun, before: fx.Node) -> fx.Node:
+        """Return what a run reads in the place of a node; views are inserted in front of a node."""
+        if source.op == "placeholder":
+            return (
+                self._copy_of(source) if run.copy and self._repeatable.is_read_from_copy(source) else source
+            )
+        if not is_free(source):
+            return self._result(source, run)
+        if source.target is operator.getitem and is_replayed(source.all_input_nodes[0]):
+            return source if source.args[1] == 1 else self._result(source.all_input_nodes[0], run, source)
+        images = {node: self._image(node, run, before) for node in source.all_input_nodes}
+        if all(node is image for node, image in images.items()):
+            return source
+        key = source, tuple(images.values())
+        if key not in self._views:
+            with self._graph.inserting_before(before):
+                view = self._graph.node_copy(source, images.__getitem__)
+            view.meta = _meta_of_repetition(source)
+            self._views[key] = view
+            self.views.add(view)
+        return self._views[key]
+
+    def _result(self, node: fx.Node, run: OperatorRun, otherwise: fx.Node | None = None) -> fx.Node:
+        number = run.sources.get(node.name, 0)
+        return self._made[node.name, number][-1] if number else otherwise or node
+
+    def _copy_of(self, placeholder: fx.Node) -> fx.Node:
+        """Return a copy of a tensor of the caller's that forward makes."""
+        if placeholder not in self._copies:
+            with self._graph.inserting_before(self._repeatable.backward):
+                copied = self._graph.call_function(aten.clone.default, (placeholder,))
+            copied.meta = {**placeholder.meta, "val": _fresh(placeholder.meta["val"])}
+            self._copies[placeholder] = copied
+        return self._copies[placeholder]
+
+    def _scratch_like(self, statistic: Any, before: fx.Node) -> fx.Node:
+        """Insert an empty tensor that is like a running statistic."""
+        value = statistic.meta["val"]
+        with self._graph.inserting_before(before):
+            named = {"dtype": value.dtype, "device": value.device}
+            scratch = self._graph.call_function(aten.empty.memory_format, (list(value.shape),), named)
+        scratch.meta = {REPEATED: True, IN_BACKWARD: True, "val": _fresh(value)}
+        size_bytes = value.numel() * value.element_size()
+        scratch.meta[LAYOUTS] = [Layout(tuple(value.shape), tuple(value.stride()), 0, size_bytes, size_bytes)]
+        return scratch
+
+
+def _meta_of_repetition(node: fx.Node) -> dict[str, Any]:
+    meta = copy.copy(node.meta)
+    meta.pop(RECOMPUTED, None)
+    meta[IN_BACKWARD] = meta[REPEATED] = True
+    return meta
+
+
+def _fresh(value: Any) -> Any:
+    """Return fake tensors that lie in storages of their own as some others do in theirs."""
+    storages: dict[int, torch.Tensor] = {}
+
+    def fresh(leaf: torch.Tensor) -> torch.Tensor:
+        key = storage_key(leaf)
+        if key not in storages:
+            count = -(-leaf.untyped_storage().nbytes() // leaf.element_size())
+            storages[key] = torch.empty(count, dtype=leaf.dtype, device=leaf.device)
+        base = storages[key] if storages[key].dtype == leaf.dtype else storages[key].view(leaf.dtype)
+        return base.as_strided(leaf.shape, leaf.stride(), leaf.storage_offset())
+
+    return pytree.tree_map_only(torch.Tensor, fresh, value)

@@ -1,0 +1,182 @@
+"""Says of a step's dataflow what may be recomputed, and puts what was chosen into its graph.
+
+The planner (:mod:`olla_solvers.recomputation`) knows operators and arrays by their numbers.
+:func:`recomputation_problem` tells it which operators make an array again, and when they may. Its answer
+becomes a graph with repetitions by :func:`with_repetitions`, which is ordered and placed like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from olla_fx.dataflow import Dataflow, build_dataflow
+from olla_fx.fx_graph import forward_backward_boundary, storages_of, written_arguments
+from olla_fx.passes.repeatable import Repeatable, made_again
+from olla_fx.passes.repetitions import OperatorRun, repeat_operators
+from olla_solvers.problem import ArrayKind, OperatorIndex
+from olla_solvers.recomputation.problem import ArrayIndex, Execution, RecomputationProblem, Seconds
+
+
+@dataclass(frozen=True)
+class RepeatedStep:
+    """A step with repetitions.
+
+    Attributes:
+        dataflow: its graph after all passes.
+        order: its operators' names in the planned sequence, from which ordering begins.
+    """
+
+    dataflow: Dataflow
+    order: tuple[str, ...]
+
+
+def recomputation_problem(
+    dataflow: Dataflow, order: Sequence[OperatorIndex], seconds: Sequence[Seconds]
+) -> RecomputationProblem:
+    """Say what of a step may run again.
+
+    Args:
+        dataflow: of a graph after passes with ``keep_forward``.
+        order: an order of its operators.
+        seconds: of each operator.
+
+    Returns:
+        The problem. Nothing of it may run again if the step has no backward.
+    """
+    step = _Step(dataflow, order)
+    indices = range(len(dataflow.operators))
+    makers = tuple(step.makers(array) for array in range(len(dataflow.problem.arrays)))
+    used = {operator for group in makers for operator in group}
+    must_precede = {operator: step.writers_behind[operator] for operator in sorted(used)}
+    return RecomputationProblem(
+        dataflow.problem,
+        tuple(order),
+        tuple(seconds),
+        makers,
+        tuple(map(step.is_late, indices)),
+        {operator: writers for operator, writers in must_precede.items() if writers},
+        tuple(pair for operator in indices for pair in step.taken_over_by(operator)),
+    )
+
+
+def with_repetitions(dataflow: Dataflow, executions: Sequence[Execution]) -> RepeatedStep:
+    """Put what was chosen into a step's graph.
+
+    Args:
+        dataflow: for which the problem was stated; not changed.
+        executions: of the answer.
+
+    Raises:
+        CaptureError: if an execution is none that the problem allows.
+    """
+    names = [operator.name for operator in dataflow.problem.operators]
+    runs = [
+        OperatorRun(
+            names[execution.operator],
+            execution.copy,
+            {names[source]: number for source, number in execution.sources if number},
+        )
+        for execution in executions
+    ]
+    repeated = repeat_operators(dataflow.graph_module, runs, dataflow.device)
+    return RepeatedStep(
+        build_dataflow(repeated.graph_module, dataflow.device, dataflow.gradients), repeated.order
+    )
+
+
+class _Step:
+    """What is asked of a step in an order.
+
+    Attributes:
+        writers_behind: for operators that may run again, those that overwrite later what they read.
+    """
+
+    def __init__(self, dataflow: Dataflow, order: Sequence[OperatorIndex]) -> None:
+        self._nodes = dataflow.operators
+        self._produced = dataflow.produced
+        self._arrays = dataflow.problem.arrays
+        self._number = {node: number for number, node in enumerate(self._nodes)}
+        self._repeatable = Repeatable(dataflow.graph_module.graph, dataflow.device)
+        self._timestep = {operator: timestep for timestep, operator in enumerate(order)}
+        boundary = self._repeatable.backward
+        is_marker = boundary is not None and boundary.target is forward_backward_boundary
+        self._boundary = (
+            self._timestep[self._number[boundary]] if boundary is not None and is_marker else None
+        )
+        self._array = self._arrays_by_storage(dataflow)
+        self._writers = self._writers_by_array()
+        self.writers_behind: dict[OperatorIndex, tuple[OperatorIndex, ...]] = {}
+        for operator, node in enumerate(self._nodes):
+            writers = self._behind(node)
+            if writers is not None:
+                self.writers_behind[operator] = writers
+
+    def is_late(self, operator: OperatorIndex) -> bool:
+        """Return True if an operator runs in backward or the update."""
+        if self._boundary is not None:
+            return self._timestep[operator] >= self._boundary
+        return self._repeatable.is_late(self._nodes[operator])
+
+    def _arrays_by_storage(self, dataflow: Dataflow) -> dict[int, ArrayIndex]:
+        """Return the array of each storage that an operator makes."""
+        arrays: dict[int, ArrayIndex] = {}
+        for node, produced in zip(self._nodes, self._produced, strict=True):
+            for key, array in zip(storages_of(node.meta.get("val")), produced, strict=False):
+                if key is not None and array is not None:
+                    arrays[key] = array
+        return arrays
+
+    def _arrays_of(self, node: fx.Node) -> set[ArrayIndex]:
+        keys = storages_of(node.meta.get("val"))
+        return {self._array[key] for key in keys if key is not None and key in self._array}
+
+    def _writers_by_array(self) -> dict[ArrayIndex, list[OperatorIndex]]:
+        """Return for arrays the operators that write to them later, in captured order."""
+        writers: dict[ArrayIndex, list[OperatorIndex]] = {}
+        for operator, node in enumerate(self._nodes):
+            for array in {array for target in written_arguments(node) for array in self._arrays_of(target)}:
+                writers.setdefault(array, []).append(operator)
+        return writers
+
+    def _behind(self, node: fx.Node) -> tuple[OperatorIndex, ...] | None:
+        """Return the operators that a repetition must precede; None if an operator runs but once."""
+        if self.is_late(self._number[node]) or not self._repeatable.may_run_again(node):
+            return None
+        writers = self._repeatable.later_writers(node)
+        numbers = tuple(sorted(self._number[writer] for writer in writers))
+        in_backward = all(map(self._repeatable.is_late, writers)) and all(map(self.is_late, numbers))
+        return numbers if in_backward else None
+
+    def makers(self, array: ArrayIndex) -> tuple[OperatorIndex, ...]:
+        """Return the operators that make an array again; empty if it is kept."""
+        producer = self._arrays[array].producer
+        if self._arrays[array].kind is not ArrayKind.PLANNED or producer is None:
+            return ()
+        result = self._produced[producer].index(array)
+        if producer not in self.writers_behind or not made_again(self._nodes[producer])[result]:
+            return ()
+        writers = self._writers.get(array, [])
+        if any(self._written(producer)) or any(self._written(writer) != {array} for writer in writers):
+            return ()
+        return (producer, *writers) if all(writer in self.writers_behind for writer in writers) else ()
+
+    def _written(self, operator: OperatorIndex) -> set[ArrayIndex]:
+        targets = written_arguments(self._nodes[operator])
+        return {array for target in targets for array in self._arrays_of(target)}
+
+    def taken_over_by(self, operator: OperatorIndex) -> list[tuple[ArrayIndex, ArrayIndex]]:
+        """Return the arrays in whose memory an operator could make its result, each with the result."""
+        node = self._nodes[operator]
+        made = [array for array in self._produced[operator] if array is not None]
+        if len(made) != 1:
+            return []
+        return [
+            (array, made[0])
+            for argument in node.all_input_nodes
+            for array in self._arrays_of(argument)
+            if self._arrays[array].size_bytes == self._arrays[made[0]].size_bytes
+            and self._repeatable.fits_over(node, argument)
+        ]
