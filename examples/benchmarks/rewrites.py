@@ -8,6 +8,9 @@ the captured graph, ``all`` that with every rewrite that pays; ``--alone`` adds 
     python examples/benchmarks/rewrites.py --models torchvision:resnet50 --batch-sizes 32 --alone
     python examples/benchmarks/rewrites.py --models torchvision:resnet18 --batch-sizes 8 --pairs 12
 
+With ``--inductor`` the same step's peak by ``torch.compile``'s estimate stands beside (``inductor_memory.py``),
+with its default settings and with ``activation_memory_budget=0.5``.
+
 With ``--pairs`` real steps of both plans are timed as well, one right after the other, in processor time of
 one thread, and the median of their ratios is printed.
 
@@ -36,6 +39,8 @@ import olla_fx
 from olla_fx.models import build_model, optimizer_by_name
 
 MIB = 1 << 20
+INDUCTOR_BUDGETS = (1.0, 0.5)
+INDUCTOR_SECONDS = 900.0
 SETTLING = 3
 """Calls until a plan is settled."""
 
@@ -103,17 +108,33 @@ def measure_apart(name: str, batch: int, alone: bool, pairs: int) -> dict[str, A
     return {"model": name, "batch": batch, **run_apart(command, environment={"OLLA_FX_CACHE_DIR": ""})}
 
 
+def inductor_apart(name: str, batch: int) -> dict[str, Any]:
+    """Return what inductor says a step needs for each of its memory budgets; the larger of both graphs."""
+    peaks: dict[str, Any] = {}
+    for budget in INDUCTOR_BUDGETS:
+        script = Path(__file__).with_name("inductor_memory.py")
+        command = [sys.executable, str(script), name, "--batch-size", str(batch), "--budget", str(budget)]
+        answer = run_apart(command, time_limit=INDUCTOR_SECONDS)
+        peaks[str(budget)] = answer.get("error") or max(answer.values())
+    return {"inductor": peaks}
+
+
 def saving(row: dict[str, Any], label: str, *, static: bool) -> float:
     """Return the share of eager's reserved bytes that a plan saves."""
     beside = row["static_bytes"] if static else 0
     return 1 - (beside + row["plans"][label]["buffer_bytes"]) / (beside + row["reserved_bytes"])
 
 
+def in_mib(size: object) -> str:
+    """Return bytes in MiB; a dash for what is not known."""
+    return f"{size / MIB:,.0f}" if isinstance(size, int) else "-"
+
+
 def line(row: dict[str, Any]) -> tuple[str, ...]:
     """Return a row of the table; bytes in MiB."""
     name = f"{row['model']} {row['batch']}"
     if "error" in row:
-        return name, *("-" for _ in range(10)), row["error"][:70]
+        return name, *("-" for _ in range(12)), row["error"][:70]
     plans = row["plans"]
     sizes = [row[f"{key}_bytes"] for key in ("static", "live", "reserved")]
     sizes += [plans["none"]["peak_bytes"], plans["all"]["peak_bytes"], plans["all"]["buffer_bytes"]]
@@ -124,6 +145,7 @@ def line(row: dict[str, Any]) -> tuple[str, ...]:
         "yes" if proven else "no",
         *(f"{plans[label]['seconds']:.1f}" for label in ("none", "all")),
         f"{row['time']:.3f}" if "time" in row else "-",
+        *(in_mib(row.get("inductor", {}).get(str(budget))) for budget in INDUCTOR_BUDGETS),
         ", ".join(dict.fromkeys(change[0] for change in plans["all"]["changes"])),
     )
 
@@ -149,6 +171,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", default=MODELS, metavar="NAME")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=(1, 32), metavar="N")
     parser.add_argument("--alone", action="store_true", help="plan with each rewrite alone, too")
+    parser.add_argument("--inductor", action="store_true", help="ask torch.compile's estimate, too")
     parser.add_argument("--pairs", type=int, default=0, metavar="N", help="time so many pairs of steps, too")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
@@ -166,11 +189,13 @@ def main() -> int:
         for name in options.models:
             size = max(batch, SMALLEST_BATCH.get(name, 1))
             rows.append(measure_apart(name, size, options.alone, options.pairs))
+            if options.inductor:
+                rows[-1] |= inductor_apart(name, size)
             print(*line(rows[-1]), file=sys.stderr)
             if options.json:
                 options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     header = ("step", "static", "live", "reserved", "none: peak", "all: peak", "buffer", "proven",
-              "none: s", "all: s", "step's time", "rewrites")  # fmt: skip
+              "none: s", "all: s", "step's time", "inductor", "inductor 0.5", "rewrites")  # fmt: skip
     print(table(header, [line(row) for row in rows]))
     planned = [row for row in rows if "error" not in row]
     for batch in options.batch_sizes:
