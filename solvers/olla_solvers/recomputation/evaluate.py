@@ -1,0 +1,164 @@
+"""What a choice of dropped units costs and saves, and the sequence that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from olla_solvers.problem import Bytes, OperatorIndex
+from olla_solvers.recomputation.instance import MOST_RUNS, Flat, Instance
+from olla_solvers.recomputation.problem import Execution, Recomputation, Seconds
+from olla_solvers.recomputation.walk import KEPT, NEVER, ONCE, Trace, excess, walk
+
+States = list[int]
+"""The state of each unit, see :mod:`olla_solvers.recomputation.walk`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One walk.
+
+    Attributes:
+        is_valid: False if a repetition would come too early, too late or too often.
+        peak_bytes: most bytes alive at once.
+        extra_seconds: of all repetitions.
+        timesteps: operators and repetitions.
+        versions: of all arrays.
+    """
+
+    is_valid: bool
+    peak_bytes: Bytes
+    extra_seconds: Seconds
+    timesteps: int
+    versions: int
+
+
+class Evaluator:
+    """Evaluates states of one step.
+
+    Attributes:
+        instance: the step.
+        trace: what the last walk wrote.
+        walks: how many there were.
+    """
+
+    def __init__(self, instance: Instance) -> None:
+        """Make room for the longest sequence."""
+        self.instance = instance
+        self.trace = _room(instance.flat)
+        self.walks = 0
+
+    def evaluate(self, states: Sequence[int]) -> Evaluation:
+        """Walk the order with some units dropped; :attr:`trace` has the details until the next walk.
+
+        Args:
+            states: of each unit.
+        """
+        self.walks += 1
+        timesteps, versions, seconds = walk(self.instance.flat, states, self.trace)
+        if timesteps < 0:
+            return Evaluation(False, 0, 0.0, 0, 0)
+        peak = max(self.trace.timestep_bytes[:timesteps], default=0)
+        return Evaluation(True, peak, seconds, timesteps, versions)
+
+    def excess(self, evaluation: Evaluation, budget_bytes: Bytes) -> float:
+        """Return the bytes beyond a budget, summed over the timesteps of the last walk."""
+        return excess(self.trace, evaluation.timesteps, budget_bytes)
+
+    def recomputation(self, states: Sequence[int]) -> Recomputation:
+        """Return the sequence that states stand for, which must be valid ones."""
+        evaluation = self.evaluate(states)
+        executed = [
+            (int(self.trace.operator[timestep]), int(self.trace.copy[timestep]))
+            for timestep in range(evaluation.timesteps)
+        ]
+        repeated = {operator for operator, copy in executed if copy}
+        dropped = [
+            array
+            for unit, arrays in enumerate(self.instance.units.arrays)
+            if not repeated.isdisjoint(self.instance.units.operators[unit])
+            for array in arrays
+        ]
+        return Recomputation(
+            self._with_sources(executed),
+            int(evaluation.peak_bytes),
+            float(evaluation.extra_seconds),
+            tuple(sorted(dropped)),
+        )
+
+    def _with_sources(self, executed: Sequence[tuple[OperatorIndex, int]]) -> tuple[Execution, ...]:
+        """Name for each run the repetitions that it reads: the newest, unless it is one of forward itself."""
+        problem, units = self.instance.problem, self.instance.units
+        newest: dict[OperatorIndex, int] = {}
+        unit_of = {operator: unit for unit, members in enumerate(units.operators) for operator in members}
+        executions = []
+        for operator, copy in executed:
+            makers: set[OperatorIndex] = set()
+            if copy or problem.is_late[operator]:
+                for array in self.instance.reads[operator]:
+                    if units.of_array[array] >= 0:
+                        makers.update(problem.makers[array])
+            own = units.operators[unit_of[operator]] if copy else ()
+            sources = sorted(
+                (maker, newest[maker])
+                for maker in makers
+                # Of the unit that just runs, only what has run already in this run.
+                if maker in newest and (maker not in own or newest[maker] == copy)
+            )
+            if copy:
+                newest[operator] = copy
+            executions.append(Execution(operator, copy, tuple(sources)))
+        return tuple(executions)
+
+
+def plain_states(instance: Instance) -> States:
+    """Return the states without any repetition: what backward reads is kept.
+
+    All else is dropped, so that what is made again makes it again, too, from what is kept.
+    """
+    states = [ONCE] * len(instance.units.arrays)
+    for operator, units in enumerate(_demands(instance.flat)):
+        if instance.problem.is_late[operator]:
+            for unit in units:
+                states[unit] = KEPT
+    return states
+
+
+def _demands(flat: Flat) -> list[list[int]]:
+    return [
+        flat.demand_units[start:end]
+        for start, end in zip(flat.demand_starts, flat.demand_starts[1:], strict=False)
+    ]
+
+
+def _room(flat: Flat) -> Trace:
+    """Return lists for the longest walk."""
+    arrays, units = len(flat.array_bytes), len(flat.latest)
+    timesteps = len(flat.order) + MOST_RUNS * len(flat.unit_operators)
+    made = sum(
+        flat.made_starts[operator + 1] - flat.made_starts[operator] for operator in flat.unit_operators
+    )
+    taken = len(flat.taken_from) + MOST_RUNS * sum(
+        flat.taken_starts[operator + 1] - flat.taken_starts[operator] for operator in flat.unit_operators
+    )
+    versions = arrays + MOST_RUNS * made
+    return Trace(
+        operator=[0] * timesteps,
+        copy=[0] * timesteps,
+        timestep_bytes=[0] * (timesteps + 1),
+        array=[0] * versions,
+        version_bytes=[0] * versions,
+        first=[0] * versions,
+        last_early=[0] * versions,
+        first_late=[NEVER] * versions,
+        last=[0] * versions,
+        current=[0] * arrays,
+        runs=[0] * units,
+        demanded=[0] * units,
+        stack_unit=[0] * (units + 1),
+        stack_next=[0] * (units + 1),
+        taken_at=[0] * taken,
+        taken_from=[0] * taken,
+        taken_by=[0] * taken,
+        is_taken=[0] * versions,
+    )

@@ -1,0 +1,152 @@
+"""A recomputation problem as flat lists of numbers, which plain Python and compiled code read alike.
+
+A list of lists is stored as one list of all items and one of where each part starts: the items of part ``i``
+are ``items[starts[i]:starts[i + 1]]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from olla_solvers.problem import ArrayKind
+from olla_solvers.recomputation.problem import ArrayIndex, RecomputationProblem
+from olla_solvers.recomputation.units import Units, find_units
+
+MOST_RUNS = 12
+"""Runs of one unit in a step, at most."""
+
+Numbers = Any
+"""A list of numbers, or a numpy array of them for compiled code."""
+
+
+class Flat(NamedTuple):
+    """The step in numbers; see :mod:`olla_solvers.recomputation.walk`, which reads them."""
+
+    order: Numbers
+    is_late: Numbers
+    workspace_bytes: Numbers
+    array_bytes: Numbers
+    repeated_bytes: Numbers
+    unit_of: Numbers
+    earliest: Numbers
+    latest: Numbers
+    unit_seconds: Numbers
+    read_starts: Numbers
+    read_arrays: Numbers
+    made_starts: Numbers
+    made_arrays: Numbers
+    demand_starts: Numbers
+    demand_units: Numbers
+    unit_starts: Numbers
+    unit_operators: Numbers
+    wanted_starts: Numbers
+    wanted_units: Numbers
+    taken_starts: Numbers
+    taken_from: Numbers
+    taken_by: Numbers
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A problem, prepared.
+
+    Attributes:
+        problem: what was given.
+        units: what can be made again.
+        reads: the arrays that each operator reads.
+        makes: the arrays that each operator makes.
+        flat: all of it in numbers.
+    """
+
+    problem: RecomputationProblem
+    units: Units
+    reads: tuple[tuple[ArrayIndex, ...], ...]
+    makes: tuple[tuple[ArrayIndex, ...], ...]
+    flat: Flat
+
+
+def prepare(problem: RecomputationProblem) -> Instance:
+    """Return a problem in the form that is planned on.
+
+    Args:
+        problem: the step.
+
+    Raises:
+        ProblemError: if order, seconds or makers do not fit it.
+    """
+    reads: list[list[ArrayIndex]] = [[] for _ in problem.problem.operators]
+    makes: list[list[ArrayIndex]] = [[] for _ in problem.problem.operators]
+    for index, array in enumerate(problem.problem.arrays):
+        if array.kind is ArrayKind.STATIC:
+            continue
+        if array.producer is not None:
+            makes[array.producer].append(index)
+        for reader in array.consumers:
+            reads[reader].append(index)
+    units = find_units(problem, reads, makes)
+    return Instance(
+        problem,
+        units,
+        tuple(map(tuple, reads)),
+        tuple(map(tuple, makes)),
+        _flat(problem, units, reads, makes),
+    )
+
+
+def _flat(
+    problem: RecomputationProblem, units: Units, reads: list[list[ArrayIndex]], makes: list[list[ArrayIndex]]
+) -> Flat:
+    arrays = problem.problem.arrays
+    is_planned = [array.kind is ArrayKind.PLANNED for array in arrays]
+    demands = [
+        list(dict.fromkeys(units.of_array[array] for array in read if units.of_array[array] >= 0))
+        for read in reads
+    ]
+    taken: list[list[tuple[int, int]]] = [[] for _ in problem.problem.operators]
+    for read, made in problem.takes_over:
+        producer = arrays[made].producer
+        if producer is not None and is_planned[read] and is_planned[made]:
+            taken[producer].append((read, made))
+    read_starts, read_arrays = _joined(reads)
+    made_starts, made_arrays = _joined(makes)
+    demand_starts, demand_units = _joined(demands)
+    unit_starts, unit_operators = _joined(units.operators)
+    wanted_starts, wanted_units = _joined(units.reads)
+    taken_starts, taken_from = _joined([[read for read, _ in pairs] for pairs in taken])
+    return Flat(
+        order=list(problem.order),
+        is_late=list(problem.is_late),
+        workspace_bytes=[operator.workspace_bytes for operator in problem.problem.operators],
+        array_bytes=[array.size_bytes if plan else 0 for array, plan in zip(arrays, is_planned, strict=True)],
+        # What the caller gets is made outside the buffer once; made again beside others, it lies in it.
+        repeated_bytes=[array.size_bytes for array in arrays],
+        unit_of=list(units.of_array),
+        earliest=list(units.earliest),
+        latest=list(units.latest),
+        unit_seconds=list(units.seconds),
+        read_starts=read_starts,
+        read_arrays=read_arrays,
+        made_starts=made_starts,
+        made_arrays=made_arrays,
+        demand_starts=demand_starts,
+        demand_units=demand_units,
+        unit_starts=unit_starts,
+        unit_operators=unit_operators,
+        wanted_starts=wanted_starts,
+        wanted_units=wanted_units,
+        taken_starts=taken_starts,
+        taken_from=taken_from,
+        taken_by=[made for pairs in taken for _, made in pairs],
+    )
+
+
+def _joined(parts: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """Return where each part starts, and all items."""
+    starts: list[int] = [0]
+    items: list[int] = []
+    for part in parts:
+        items.extend(part)
+        starts.append(len(items))
+    return starts, items

@@ -1,0 +1,172 @@
+"""Small random steps with everything that recomputation has to mind, by a seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from olla_solvers.problem import Array, ArrayKind, Operator, Problem
+from olla_solvers.recomputation.problem import RecomputationProblem
+
+
+@dataclass
+class Kernel:
+    """What an operator does: reads, makes, and writes over (which it reads, too)."""
+
+    is_late: bool
+    is_random: bool = False
+    reads: set[int] = field(default_factory=set)
+    writes: set[int] = field(default_factory=set)
+    makes: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Step:
+    """A problem, and the kernels that its simulation needs."""
+
+    problem: RecomputationProblem
+    kernels: list[Kernel]
+
+
+def random_step(seed: int, most_operators: int = 7) -> Step:
+    """A step of a few operators: forward, then backward, in a random executable order."""
+    return _Maker(random.Random(seed), most_operators).make()
+
+
+class _Maker:
+    def __init__(self, draw: random.Random, most_operators: int) -> None:
+        self.draw = draw
+        self.forward = draw.randint(2, max(2, most_operators - 2))
+        self.late = draw.randint(1, max(1, most_operators - self.forward))
+        self.sizes = [draw.randint(1, 9) for _ in range(2)]
+        self.kinds = [ArrayKind.STATIC, ArrayKind.STATIC]
+        self.producers: list[int | None] = [None, None]
+        self.kernels: list[Kernel] = []
+        self.before: set[tuple[int, int]] = set()
+        self.taken: list[tuple[int, int]] = []
+
+    def make(self) -> Step:
+        for _ in range(self.forward):
+            self._add_forward()
+        for _ in range(self.late):
+            self._add_late()
+        problem = self._problem()
+        makers, must_precede = self._makers(), {}
+        for static in (0, 1):
+            writers = [each for each, kernel in enumerate(self.kernels) if static in kernel.writes]
+            for operator in {each for group in makers for each in group}:
+                if writers and static in self.kernels[operator].reads:
+                    must_precede[operator] = tuple(sorted({*must_precede.get(operator, ()), *writers}))
+        return Step(
+            RecomputationProblem(
+                problem,
+                self._order(problem),
+                tuple(float(self.draw.randint(1, 5)) for _ in self.kernels),
+                makers,
+                tuple(kernel.is_late for kernel in self.kernels),
+                must_precede,
+                tuple(self.taken),
+            ),
+            self.kernels,
+        )
+
+    def _new(self, operator: int, kind: ArrayKind = ArrayKind.PLANNED) -> int:
+        self.sizes.append(self.draw.randint(0, 9))
+        self.kinds.append(kind)
+        self.producers.append(operator)
+        return len(self.sizes) - 1
+
+    def _add_forward(self) -> None:
+        number = len(self.kernels)
+        kernel = Kernel(False, self.draw.random() < 0.1)
+        made = [index for index, producer in enumerate(self.producers) if producer is not None]
+        kernel.reads.update(self.draw.sample(made, min(len(made), self.draw.choice((1, 1, 2)))))
+        if self.draw.random() < 0.3:
+            kernel.reads.add(self.draw.randint(0, 1))
+        planned = [each for each in kernel.reads if self.kinds[each] is ArrayKind.PLANNED]
+        if planned and self.draw.random() < 0.25:
+            kernel.writes.add(self.draw.choice(planned))
+        for _ in range(self.draw.choice((0, 1, 1)) if kernel.writes else self.draw.choice((1, 1, 1, 2))):
+            kind = ArrayKind.OUTPUT if self.draw.random() < 0.1 else ArrayKind.PLANNED
+            kernel.makes.append(self._new(number, kind))
+        self._finish(kernel)
+
+    def _add_late(self) -> None:
+        number = len(self.kernels)
+        kernel = Kernel(True)
+        made = [index for index, producer in enumerate(self.producers) if producer is not None]
+        late = [index for index in made if self.kernels[self.producers[index] or 0].is_late]
+        kernel.reads.update(self.draw.sample(made, min(len(made), self.draw.randint(1, 3))))
+        kernel.reads.update(late[-1:])
+        for _ in range(self.draw.choice((0, 1, 1, 2))):
+            kernel.makes.append(self._new(number))
+        if not kernel.makes or self.draw.random() < 0.2:
+            kernel.writes.add(self.draw.randint(0, 1))
+            kernel.reads |= kernel.writes
+        self._finish(kernel)
+
+    def _finish(self, kernel: Kernel) -> None:
+        number = len(self.kernels)
+        for earlier, other in enumerate(self.kernels):
+            if (kernel.writes & other.reads) or (kernel.reads & other.writes):
+                self.before.add((earlier, number))
+        self.kernels.append(kernel)
+        for read in kernel.reads - kernel.writes:
+            for made in kernel.makes:
+                kinds = {self.kinds[read], self.kinds[made]}
+                if kinds == {ArrayKind.PLANNED} and self.draw.random() < 0.3:
+                    self.sizes[made] = self.sizes[read]
+                    self.taken.append((read, made))
+
+    def _problem(self) -> Problem:
+        operators = tuple(
+            Operator(f"o{number}", self.draw.choice((0, 0, 0, 3))) for number in range(len(self.kernels))
+        )
+        arrays = tuple(
+            Array(
+                f"a{index}",
+                size,
+                self.producers[index],
+                tuple(number for number, kernel in enumerate(self.kernels) if index in kernel.reads),
+                self.kinds[index],
+            )
+            for index, size in enumerate(self.sizes)
+        )
+        self.taken = [(read, made) for read, made in self.taken if self.sizes[read] == self.sizes[made]]
+        return Problem(operators, arrays, tuple(sorted(self.before)))
+
+    def _order(self, problem: Problem) -> tuple[int, ...]:
+        order: list[int] = []
+        while len(order) < len(self.kernels):
+            ready = [
+                operator
+                for operator in range(len(self.kernels))
+                if operator not in order and all(each in order for each in problem.predecessors[operator])
+            ]
+            order.append(ready[0] if self.draw.random() < 0.6 else self.draw.choice(ready))
+        return tuple(order)
+
+    def _makers(self) -> tuple[tuple[int, ...], ...]:
+        """By the rule: nothing random, nothing that reads what forward overwrites later, except in place."""
+        result = []
+        for index, producer in enumerate(self.producers):
+            makers = [
+                number
+                for number, kernel in enumerate(self.kernels)
+                if number == producer or (index in kernel.writes and not kernel.is_late)
+            ]
+            fine = producer is not None and self.kinds[index] is ArrayKind.PLANNED
+            for number in makers:
+                kernel = self.kernels[number]
+                fine = fine and not kernel.is_random and not kernel.is_late
+                for read in kernel.reads:
+                    later = [
+                        other
+                        for other in range(number + 1, len(self.kernels))
+                        if read in self.kernels[other].writes and not self.kernels[other].is_late
+                    ]
+                    fine = fine and (read == index or not later)
+                # An operator that writes over two arrays is not run for one of them alone.
+                fine = fine and kernel.writes <= {index}
+            result.append(tuple(makers) if fine else ())
+        return tuple(result)
