@@ -13,18 +13,19 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 
 import torch
 
 from olla_fx import arena, disk_cache, torch_compat
 from olla_fx.arena import Binding
-from olla_fx.capture import CapturedStep, Role, StepRequest, capture
+from olla_fx.capture import CapturedStep, Mode, Role, StepRequest, capture
 from olla_fx.dataflow import Dataflow, GradientsInBuffer, arrays_of_results
 from olla_fx.emit import EmittedStep, Handover, emit
-from olla_fx.fx_graph import SOURCE, forward_backward_boundary
+from olla_fx.fx_graph import forward_backward_boundary, source_of
 from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.progress import Progress
+from olla_fx.recomputation import choose_recomputation
+from olla_fx.recomputed import Recomputed
 from olla_fx.rewriting import Candidate, Rewriting, choose_rewrites
 from olla_fx.step_plan import ArrayAtPeak, Plan
 from olla_fx.time_limit import TimeLimit
@@ -145,10 +146,14 @@ def _plan_captured(request: CompileRequest, captured: CapturedStep, progress: Pr
     seconds: dict[str, float] = {}
     if request.earlier is None:
         with _timed("passes", seconds, progress):
-            candidate = _chosen(request, captured)
+            candidate, recomputed = _chosen(request, captured)
         dataflow, changes = candidate.dataflow, candidate.changes
+        if candidate.schedule is not None:
+            names = [operator.name for operator in dataflow.problem.operators]
+            request = replace(request, start=[names[operator] for operator in candidate.schedule.order])
     else:
-        dataflow, changes = request.earlier.dataflow, request.earlier.plan.changes
+        dataflow, earlier = request.earlier.dataflow, request.earlier.plan
+        changes, recomputed = earlier.changes, earlier.recomputed
         seconds.update(request.earlier.plan.timings)
     # Nothing needs the captured graph again, and a graph is large.
     captured = replace(captured, graph_module=dataflow.graph_module)
@@ -182,18 +187,22 @@ def _plan_captured(request: CompileRequest, captured: CapturedStep, progress: Pr
         workspaces_recorded=request.problem is not None,
         changes=changes,
         largest=_largest_at_peak(dataflow, problem, memory),
+        recomputed=recomputed,
     )
     return CompiledStep(captured, dataflow, plan, Binding.BUFFER if in_buffer else Binding.STOCK, emitted)
 
 
-def _chosen(request: CompileRequest, captured: CapturedStep) -> Candidate:
-    """Return the step after the rewrites that pay."""
+def _chosen(request: CompileRequest, captured: CapturedStep) -> tuple[Candidate, Recomputed]:
+    """Return the step after the rewrites that pay and with what is computed again."""
     remember = partial(disk_cache.remembered, captured.device)
     probe = Probe(captured.device, request.runs, remember)
     options = request.step.options
     seconds = math.inf if options.time_limit is None else SHARE_OF_CHOICE * options.time_limit
     rewriting = Rewriting(captured, _usual_gradients(captured), probe, seconds)
-    return choose_rewrites(rewriting, options.rewrites)
+    candidate = choose_rewrites(rewriting, options.rewrites)
+    if captured.mode is Mode.INFERENCE:
+        return candidate, Recomputed()
+    return choose_recomputation(rewriting, candidate, options.recompute)
 
 
 def _memory_plan(
@@ -228,14 +237,9 @@ def _largest_at_peak(dataflow: Dataflow, problem: Problem, memory: MemoryPlan) -
     shown = []
     for name in largest:
         producer = arrays[name].producer
-        source = None if producer is None else dataflow.operators[producer].meta.get(SOURCE)
-        shown.append(ArrayAtPeak(name, arrays[name].size_bytes, _short(source)))
+        source = "" if producer is None else source_of(dataflow.operators[producer])
+        shown.append(ArrayAtPeak(name, arrays[name].size_bytes, source))
     return tuple(shown)
-
-
-def _short(source: str | None) -> str:
-    """Return the end of a file's name, which tells it from others, and the line."""
-    return "" if source is None else "/".join(Path(source).parts[-2:])
 
 
 def _usual_gradients(captured: CapturedStep) -> GradientsInBuffer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -131,6 +132,12 @@ _RAISING = frozenset(
     for overload in (getattr(packet, overload_name) for overload_name in packet.overloads())
 )  # fmt: skip
 """Operators whose kernels on the CPU check values, and raise."""
+
+
+def source_of(node: fx.Node) -> str:
+    """Return the line that called a node's operator, with the end of its file's name; empty if unknown."""
+    source = node.meta.get(SOURCE)
+    return "" if source is None else "/".join(Path(source).parts[-2:])
 
 
 def storages_of(value: object) -> list[int | None]:

@@ -12,7 +12,7 @@ selections are ordered for a second at most, by :func:`olla_solvers.order.order_
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from olla_fx.capture import CapturedStep
@@ -45,11 +45,13 @@ class Candidate:
         dataflow: the graph after all passes.
         changes: what the rewrites have changed.
         schedule: an order of it.
+        wanted: the rewrites that it was made with; None for none.
     """
 
     dataflow: Dataflow
     changes: tuple[Change, ...] = ()
     schedule: Schedule | None = None
+    wanted: Wanted | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -77,16 +79,28 @@ class Rewriting:
 
     def candidate(self, names: Collection[str], cuts: Mapping[str, int] | None = None) -> Candidate:
         """Rewrite the step; it is not ordered yet."""
-        wanted = Wanted(names, self.probe, cuts or {}) if names else None
-        rewritten = run_passes(self.captured, wanted)
-        dataflow = build_dataflow(rewritten.graph_module, self.captured.device, self.gradients)
-        return Candidate(dataflow, rewritten.changes)
+        return self._after_passes(Wanted(names, self.probe, dict(cuts or {})) if names else None)
 
-    def ordered(self, candidate: Candidate) -> Candidate:
-        """Return a candidate with an order."""
+    def keeping_forward(self, candidate: Candidate) -> Candidate:
+        """Return a candidate in whose graph backward writes over nothing that forward made."""
+        return self._after_passes(candidate.wanted, keep_forward=True)
+
+    def _after_passes(self, wanted: Wanted | None, *, keep_forward: bool = False) -> Candidate:
+        rewritten = run_passes(self.captured, wanted, keep_forward=keep_forward)
+        dataflow = build_dataflow(rewritten.graph_module, self.captured.device, self.gradients)
+        return Candidate(dataflow, rewritten.changes, wanted=wanted)
+
+    def ordered(self, candidate: Candidate, start: Sequence[str] | None = None) -> Candidate:
+        """Return a candidate with an order.
+
+        Args:
+            candidate: any.
+            start: operators' names in an order to begin from.
+        """
         if candidate.schedule is not None:
             return candidate
-        return replace(candidate, schedule=order_quickly(candidate.dataflow.problem, self.seconds))
+        schedule = order_quickly(candidate.dataflow.problem, self.seconds, start=start)
+        return replace(candidate, schedule=schedule)
 
 
 def choose_rewrites(rewriting: Rewriting, names: Collection[str]) -> Candidate:

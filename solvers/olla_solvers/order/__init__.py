@@ -62,19 +62,22 @@ def order(
     return order_patiently(problem, Patience.of(time_limit), solver=solver, start=start, observer=observer)
 
 
-def order_quickly(problem: Problem, seconds: float = math.inf) -> Schedule:
+def order_quickly(
+    problem: Problem, seconds: float = math.inf, *, start: Sequence[str] | None = None
+) -> Schedule:
     """Order a problem's operators in a second of processor time at most, to compare it with others.
 
     Args:
         problem: the graph.
         seconds: a limit by the clock, too.
+        start: as for :func:`order`.
 
     Returns:
         The best order found, its peak, and a proven bound.
     """
     patience = Patience.of(None).first_second_only()
     deadline = min(patience.deadline, time.monotonic() + seconds)
-    return order_patiently(problem, replace(patience, deadline=deadline))
+    return order_patiently(problem, replace(patience, deadline=deadline), start=start)
 
 
 def order_patiently(

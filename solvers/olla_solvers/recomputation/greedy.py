@@ -125,9 +125,7 @@ class Greedy:
                     result.append(Candidate(unit, saving - lengthened, seconds))
         return sorted(result, key=lambda each: (-each.rate, each.unit))
 
-    def _consequences(
-        self, states: States, unit: int, again: int, above: list[int]
-    ) -> tuple[float, Seconds]:
+    def _consequences(self, states: States, unit: int, again: int, above: list[int]) -> tuple[float, Seconds]:
         """Estimate what a repetition at a timestep keeps alive beyond the budget, and its seconds."""
         trace, flat, units = self.evaluator.trace, self._instance.flat, self._instance.units
         lengthened, seconds = 0.0, 0.0
