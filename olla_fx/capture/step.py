@@ -17,12 +17,8 @@ import torch
 from torch import fx
 
 from olla_fx import torch_compat
-from olla_fx.capture.comparison import refuse_other_step, signatures_of
 from olla_fx.capture.eager import FakeStep
-from olla_fx.capture.formulas import Formulas, generalize
-from olla_fx.capture.integers import integers_as_symbols
 from olla_fx.capture.model_copy import refuse_side_effects
-from olla_fx.capture.questions import Questions
 from olla_fx.capture.refusals import (
     REWRITE,
     DependsOnValuesError,
@@ -33,9 +29,13 @@ from olla_fx.capture.refusals import (
     refuse_mixed_types,
     refuse_unwritable,
 )
+from olla_fx.capture.symbols.comparison import refuse_other_step, signatures_of
+from olla_fx.capture.symbols.formulas import Formulas, generalize
+from olla_fx.capture.symbols.integers import integers_as_symbols
+from olla_fx.capture.symbols.sizes import SymbolicSizes
 from olla_fx.capture.tracing import Tracing
 from olla_fx.capture.types import CapturedFamily, CapturedStep, OutputLayout, StepRequest
-from olla_fx.capture.varying import SymbolicSizes
+from olla_fx.capture.values.questions import Questions
 from olla_fx.errors import CaptureError
 from olla_fx.guards import NO_WRITES, FirstWrites, Mode, Role, StepInput, first_writes
 from olla_fx.guards.writes import Place

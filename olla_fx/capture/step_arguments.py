@@ -20,13 +20,14 @@ from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.eager import FakeStep
 from olla_fx.capture.gradients import micro_batches
 from olla_fx.capture.inputs import Constant, HeldNumber, tensor_slots
-from olla_fx.capture.integers import integers_as_symbols
-from olla_fx.capture.late_numbers import LateTracing
 from olla_fx.capture.model_copy import ModelCopy
-from olla_fx.capture.questions import Questions
 from olla_fx.capture.refusals import explained
+from olla_fx.capture.symbols.integers import integers_as_symbols
+from olla_fx.capture.symbols.late_numbers import LateTracing
+from olla_fx.capture.symbols.sizes import SymbolicSizes
 from olla_fx.capture.types import OutputAlias, StepRequest, plan_device
-from olla_fx.capture.varying import SymbolicSizes, layout_in_extents
+from olla_fx.capture.values.questions import Questions
+from olla_fx.capture.varying import layout_in_extents
 from olla_fx.errors import CaptureError
 from olla_fx.guards import WANTS_GRADIENT, Mode, OptimizerLayout, Role, StepInput, TensorSlot, TensorSpec
 from olla_fx.torch_compat import pytree

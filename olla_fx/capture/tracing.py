@@ -20,11 +20,11 @@ from olla_fx import torch_compat
 from olla_fx.capture.arguments import call_with
 from olla_fx.capture.eager_numerics import EagerNumerics
 from olla_fx.capture.gradients import checked_loss, clip, refuse_sparse, separated, share_of_loss
-from olla_fx.capture.questions import Questions
 from olla_fx.capture.refusals import refuse_new_layouts
 from olla_fx.capture.step_arguments import StepArguments
 from olla_fx.capture.types import OutputLayout, StepRequest
 from olla_fx.capture.updates import trace_updates
+from olla_fx.capture.values.questions import Questions
 from olla_fx.errors import CaptureError
 from olla_fx.guards import NO_WRITES, Mode, Reads, Role, other_libraries
 from olla_fx.torch_compat import pytree
