@@ -30,6 +30,7 @@ from olla_fx import torch_compat
 SOURCE_FOLDER = Path(__file__).parent / "csrc"
 _HEADERS = (
     "accumulation.h",
+    "arguments.h",
     "buffer.h",
     "cursor.h",
     "gradients.h",

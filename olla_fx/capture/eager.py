@@ -15,13 +15,13 @@ from torch import nn
 from olla_fx import torch_compat
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.arguments import call_with
-from olla_fx.capture.constant_folding import ConstantFolding
 from olla_fx.capture.gradients import clip_gradients_of, micro_batches, share_of_loss
 from olla_fx.capture.inputs import tensor_slots
 from olla_fx.capture.model_copy import ModelCopy
-from olla_fx.capture.questions import Questions
+from olla_fx.capture.symbols.sizes import SymbolicSizes
 from olla_fx.capture.types import OutputAlias, StepRequest, plan_device
-from olla_fx.capture.varying import SymbolicSizes
+from olla_fx.capture.values.constant_folding import ConstantFolding
+from olla_fx.capture.values.questions import Questions
 from olla_fx.eager.baseline import FollowedStep, Signature, StepResults, follow_step
 from olla_fx.guards import Mode, Role, TensorSlot, TensorSpec
 from olla_fx.torch_compat import pytree

@@ -12,7 +12,7 @@ together again.
 **Recomputed draws** draw what they drew in forward (:mod:`olla_fx.capture.recomputation`).
 
 **Values that follow from constants and inputs** are known if Python asks
-(:mod:`olla_fx.capture.constant_folding`).
+(:mod:`olla_fx.capture.values.constant_folding`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 from olla_fx import operators, torch_compat
-from olla_fx.capture.constant_folding import ConstantFolding
-from olla_fx.capture.questions import Questions
 from olla_fx.capture.recomputation import Draws
-from olla_fx.capture.varying import SymbolicSizes
+from olla_fx.capture.symbols.sizes import SymbolicSizes
+from olla_fx.capture.values.constant_folding import ConstantFolding
+from olla_fx.capture.values.questions import Questions
 from olla_fx.errors import CaptureError
 from olla_fx.fx_graph import IN_BACKWARD, RECOMPUTED, SOURCE, may_draw
 from olla_fx.torch_compat import overload_name, schema_of

@@ -17,12 +17,8 @@ import torch
 from torch import fx
 
 from olla_fx import torch_compat
-from olla_fx.capture.comparison import refuse_other_step, signatures_of
 from olla_fx.capture.eager import FakeStep
-from olla_fx.capture.formulas import Formulas, generalize
-from olla_fx.capture.integers import integers_as_symbols
 from olla_fx.capture.model_copy import refuse_side_effects
-from olla_fx.capture.questions import Questions
 from olla_fx.capture.refusals import (
     REWRITE,
     DependsOnValuesError,
@@ -33,9 +29,13 @@ from olla_fx.capture.refusals import (
     refuse_mixed_types,
     refuse_unwritable,
 )
+from olla_fx.capture.symbols.comparison import refuse_other_step, signatures_of
+from olla_fx.capture.symbols.formulas import Formulas, generalize
+from olla_fx.capture.symbols.integers import integers_as_symbols
+from olla_fx.capture.symbols.sizes import SymbolicSizes
 from olla_fx.capture.tracing import Tracing
 from olla_fx.capture.types import CapturedFamily, CapturedStep, OutputLayout, StepRequest
-from olla_fx.capture.varying import SymbolicSizes
+from olla_fx.capture.values.questions import Questions
 from olla_fx.errors import CaptureError
 from olla_fx.guards import NO_WRITES, FirstWrites, Mode, Role, StepInput, first_writes
 from olla_fx.guards.writes import Place
@@ -112,26 +112,26 @@ def _captured(request: StepRequest, questions: Questions) -> CapturedStep:
         tracing, graph_module = _trace(request, frozenset(tracing.without_gradient), questions)
     if tracing.outputs is None:
         raise CaptureError(f"{type(request.model).__name__} returned nothing that can be captured")
-    family = None
-    if tracing.sizes is not None:
-        family = _family(tracing, tracing.sizes, tracing.outputs, graph_module, questions)
+    arguments, family = tracing.arguments, None
+    if arguments.sizes is not None:
+        family = _family(tracing, arguments.sizes, tracing.outputs, graph_module, questions)
     outputs = tracing.outputs if family is None else tracing.outputs.with_numbers(torch_compat.hint_of)
     update_graph = _trace_update(tracing) if request.runs_in_micro_batches else None
     captured = CapturedStep(
         mode=request.mode,
         graph_module=graph_module,
-        inputs=tuple(tracing.inputs),
-        written=_written(graph_module, tracing.inputs) | _written(update_graph, tracing.inputs),
+        inputs=tuple(arguments.inputs),
+        written=_written(graph_module, arguments.inputs) | _written(update_graph, arguments.inputs),
         outputs=outputs,
         differentiable=tracing.differentiable,
         gradients=tracing.gradients,
         gradient_tangents=_tangents_of_gradients(graph_module, tracing),
         recomputed=tracing.recomputed,
-        slots=tuple(tuple(places) for places in tracing.slots),
-        optimizer=tracing.layout,
-        state_keys={name: tuple(values) for name, values in tracing.state.items()},
+        slots=tuple(tuple(places) for places in arguments.slots),
+        optimizer=arguments.layout,
+        state_keys={name: tuple(values) for name, values in arguments.state.items()},
         reads=tracing.baked_values(),
-        device=tracing.device,
+        device=arguments.device,
         writes=tracing.writes,
         questions=questions.asked if family is None else family.questions_at(family.hints),
         family=family,
@@ -181,9 +181,10 @@ def _family(
         raise CaptureError("the step needs all sizes, and what it asks of its inputs, as numbers")
     formulas = Formulas([*of_inputs, *known.values()])
     generalize(graph_module, formulas)
+    arguments = tracing.arguments
     inputs = {
         index: (tuple(map(formulas.of, tensor.shape)), tuple(map(formulas.of, tensor.stride())))
-        for index, (tensor, item) in enumerate(zip(tracing.flat_arguments, tracing.inputs, strict=True))
+        for index, (tensor, item) in enumerate(zip(arguments.flat, arguments.inputs, strict=True))
         if item.role in (Role.EXAMPLE, Role.TANGENT)
     }
     answer = outputs.with_numbers(formulas.of)
@@ -193,7 +194,7 @@ def _family(
         for question in questions.asked
     )
     fixed += [count for key, count in sizes.counts.items() if key not in known]
-    conditions = formulas.conditions(torch_compat.guards_of(tracing.fake_mode, fixed))
+    conditions = formulas.conditions(torch_compat.guards_of(arguments.fake_mode, fixed))
     return CapturedFamily(
         varying,
         tuple(map(torch_compat.hint_of, known.values())),
@@ -211,20 +212,21 @@ def _trace(
 ) -> tuple[Tracing, fx.GraphModule]:
     """Trace a step that does not train the parameters ``unused``, which no gradient reaches."""
     tracing = Tracing(request, unused, questions)
-    attributes, values = tracing.model_copy.attributes(), tracing.model_copy.plain_values()
+    arguments, copies = tracing.arguments, tracing.arguments.model_copy
+    attributes, values = copies.attributes(), copies.plain_values()
     with (
         explained(request.model),
-        tracing.late.traced(),
+        arguments.late.traced(),
         torch.random.fork_rng(devices=[]),
         no_python_randomness(),
         torch_compat.attribute_reads() as tracing.reads,
-        tracing.model_copy.objects.heard(),
+        copies.objects.heard(),
         integers_as_symbols(request.symbols.askers),
     ):
-        graph_module = torch_compat.trace_functional(tracing.step, tracing.flat_arguments, tracing.fake_mode)
-    tracing.late.finish(graph_module)
+        graph_module = torch_compat.trace_functional(tracing.step, arguments.flat, arguments.fake_mode)
+    arguments.late.finish(graph_module)
     tracing.writes = _first_writes(tracing, attributes, values)
-    refuse_effects(graph_module, len(tracing.inputs))
+    refuse_effects(graph_module, len(arguments.inputs))
     refuse_baked_tensors(graph_module, request.modules())
     refuse_mixed_types(graph_module, request.model)
     refuse_unwritable(graph_module, request.model)
@@ -241,7 +243,7 @@ def _first_writes(
         attributes: of the copies, before it.
         values: the plain ones of them.
     """
-    copies = tracing.model_copy
+    copies = tracing.arguments.model_copy
     refuse_side_effects(*copies.objects.changes())
     if tracing.request.writes:
         refuse_side_effects(attributes, copies.attributes())
@@ -254,8 +256,9 @@ def _first_writes(
 
 
 def _trace_update(tracing: Tracing) -> fx.GraphModule:
+    arguments = tracing.arguments
     with explained(tracing.request.model):
-        return torch_compat.trace_functional(tracing.update, tracing.flat_arguments, tracing.fake_mode)
+        return torch_compat.trace_functional(tracing.update, arguments.flat, arguments.fake_mode)
 
 
 def _written(graph_module: fx.GraphModule | None, inputs: Sequence[StepInput]) -> frozenset[int]:
@@ -275,7 +278,7 @@ def _written(graph_module: fx.GraphModule | None, inputs: Sequence[StepInput]) -
 def _tangents_of_gradients(graph_module: fx.GraphModule, tracing: Tracing) -> tuple[frozenset[int], ...]:
     """Return for each gradient which tangents reach it; if none of them is given, eager has no gradient."""
     placeholders = graph_module.graph.find_nodes(op="placeholder")
-    pairs = zip(placeholders, tracing.inputs, strict=True)
+    pairs = zip(placeholders, tracing.arguments.inputs, strict=True)
     tangents = [node for node, step_input in pairs if step_input.role is Role.TANGENT]
     reached: dict[fx.Node, frozenset[int]] = {node: frozenset({index}) for index, node in enumerate(tangents)}
     for node in graph_module.graph.nodes:

@@ -13,15 +13,9 @@ from olla_fx.guards.inputs import (
 from olla_fx.guards.numbers import LateBinding, NumberSlot
 from olla_fx.guards.optimizer import OptimizerLayout, ScalarSlot, TensorHyperparameter
 from olla_fx.guards.prologue import Mismatch, Prologue
-from olla_fx.guards.questions import (
-    Comparison,
-    FromCounts,
-    GivenInput,
-    Question,
-    QuestionGuard,
-    Recipe,
-)
+from olla_fx.guards.questions import Question, QuestionGuard
 from olla_fx.guards.reads import MODULE_TABLES, Reads
+from olla_fx.guards.recipes import Comparison, FromCounts, GivenInput, Recipe
 from olla_fx.guards.writes import NO_WRITES, FirstWrites, first_writes, plain_values
 
 __all__ = [

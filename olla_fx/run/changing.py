@@ -1,10 +1,10 @@
 """Decides which numbers and sizes a step is captured with as symbols, because they change from call to call.
 
 A call comes that no plan fits, because of Python numbers or sizes of inputs alone. The step is captured once
-more, with these as symbols, and compared with that plan's (:mod:`olla_fx.capture.comparison`). If it is the
-same step, the new plans serve all their values: a number becomes an input of the graph, sizes make a family
-(:mod:`olla_fx.run.families`). If not, it is remembered what must stay a constant, and each value is a kind of
-call.
+more, with these as symbols, and compared with that plan's (:mod:`olla_fx.capture.symbols.comparison`). If it
+is the same step, the new plans serve all their values: a number becomes an input of the graph, sizes make a
+family (:mod:`olla_fx.run.families`). If not, it is remembered what must stay a constant, and each value is a
+kind of call.
 """
 
 from __future__ import annotations

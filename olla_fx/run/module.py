@@ -19,7 +19,7 @@ from torch import fx, nn
 from olla_fx import torch_compat
 from olla_fx.capture import CapturedStep, Mode, StepRequest, TensorSpec
 from olla_fx.capture.arguments import in_sequence
-from olla_fx.capture.questions import known_answers
+from olla_fx.capture.values.questions import known_answers
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.eager.record import Recording
 from olla_fx.errors import StepInputError, StepModeError

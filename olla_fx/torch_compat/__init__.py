@@ -7,17 +7,6 @@ folder. Tested with the releases between ``OLDEST_TESTED`` and ``NEWEST_TESTED``
 from olla_fx.torch_compat.cuda_graphs import captures_current_stream, capturing
 from olla_fx.torch_compat.cuda_memory import with_allocator_history
 from olla_fx.torch_compat.dynamo import not_compiled, run_unplanned
-from olla_fx.torch_compat.fake import (
-    DATA_DEPENDENT_ERRORS,
-    answer_comparisons,
-    assume_sign,
-    fake_mode_of,
-    has_open_sizes,
-    has_values,
-    lists_read_by,
-    new_fake_mode,
-    quiet_fake_tensors,
-)
 from olla_fx.torch_compat.hooks import (
     MODULE_HOOK_TABLES,
     any_global_module_hooks,
@@ -30,7 +19,6 @@ from olla_fx.torch_compat.hooks import (
     run_optimizer_post_hooks,
     tensor_hooks,
 )
-from olla_fx.torch_compat.late_numbers import Decision, Expression, LateNumbers
 from olla_fx.torch_compat.modules import (
     NORM_TYPE,
     call_instead,
@@ -57,7 +45,6 @@ from olla_fx.torch_compat.patches import (
     attributes_heard,
     seeding_replaced,
 )
-from olla_fx.torch_compat.repetition import TracedNodes, nodes_traced_for, repeat_nodes
 from olla_fx.torch_compat.state import (
     applied,
     autocast_state,
@@ -78,22 +65,6 @@ from olla_fx.torch_compat.state import (
     tracing_settings,
     without_saved_tensor_hooks,
 )
-from olla_fx.torch_compat.symbolic import (
-    SYMBOLIC,
-    divisor_of,
-    expression_of,
-    forget_numbers_read,
-    function_of,
-    guards_of,
-    hint_of,
-    is_constant,
-    is_same_size,
-    is_size,
-    new_size,
-    sizes_unguarded,
-    symbol_of,
-    track_size,
-)
 from olla_fx.torch_compat.tensors import (
     UNINITIALIZED,
     TorchDispatchMode,
@@ -109,12 +80,41 @@ from olla_fx.torch_compat.tensors import (
     tensors_fit,
     version_of,
 )
-from olla_fx.torch_compat.tracing import (
+from olla_fx.torch_compat.tracing.fake import (
+    DATA_DEPENDENT_ERRORS,
+    answer_comparisons,
+    assume_sign,
+    fake_mode_of,
+    has_open_sizes,
+    has_values,
+    lists_read_by,
+    new_fake_mode,
+    quiet_fake_tensors,
+)
+from olla_fx.torch_compat.tracing.functional import (
     calling_line,
     layout_in_trace,
     lazy_graph_module,
     new_nodes_marked,
     trace_functional,
+)
+from olla_fx.torch_compat.tracing.late_numbers import Decision, Expression, LateNumbers
+from olla_fx.torch_compat.tracing.repetition import TracedNodes, nodes_traced_for, repeat_nodes
+from olla_fx.torch_compat.tracing.symbolic import (
+    SYMBOLIC,
+    divisor_of,
+    expression_of,
+    forget_numbers_read,
+    function_of,
+    guards_of,
+    hint_of,
+    is_constant,
+    is_same_size,
+    is_size,
+    new_size,
+    sizes_unguarded,
+    symbol_of,
+    track_size,
 )
 from olla_fx.torch_compat.versions import (
     NEWEST_TESTED,

@@ -9,7 +9,7 @@ from torch import nn
 import olla_fx
 from olla_fx.capture import Mode, StepRequest, capture
 from olla_fx.errors import CaptureError
-from olla_fx.torch_compat.tracing import any_overrides
+from olla_fx.torch_compat.tracing.functional import any_overrides
 from tests.olla_fx.comparisons import assert_same
 from tests.olla_fx.harness import check_inference
 

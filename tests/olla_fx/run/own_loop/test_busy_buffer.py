@@ -1,15 +1,19 @@
-"""A forward runs with the stock allocator while the buffer holds what a backward needs."""
+"""A forward runs with the stock allocator, or in eager, while the buffer holds what a backward needs."""
 
+import copy
 import gc
 import threading
 
 import pytest
 import torch
+from torch import nn
 
+import olla_fx
 from olla_fx import StepModeError
-from tests.olla_fx.comparisons import assert_same
-from tests.olla_fx.harness import OwnLoop
+from tests.olla_fx.comparisons import assert_close, assert_same
+from tests.olla_fx.harness import OwnLoop, assert_served
 from tests.olla_fx.helpers import SmallNet, images, mlp
+from tests.olla_fx.run.fallback.falling import ONE_PLAN_A_SIZE
 
 
 def test_a_forward_in_another_thread_while_the_buffer_is_busy():
@@ -105,3 +109,38 @@ def test_the_buffer_cannot_be_poisoned_while_it_is_needed():
         step.poison()
     answer.sum().backward()
     step.poison()
+
+
+def test_a_small_model_that_is_called_many_times_before_backward():
+    """A plan that saves nothing beside the run that holds the buffer would only take longer than eager."""
+    policy = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2))
+    eager = copy.deepcopy(policy)
+    planned = olla_fx.optimize(policy, torch.zeros(1, 4))
+    states = torch.randn(6, 1, 4)
+    for turn in range(1, 5):
+        losses = [sum(model(x).square().sum() for x in states) for model in (eager, planned)]
+        assert_same(*losses, "loss")
+        for loss in losses:
+            loss.backward()
+        assert planned.stats.eager_runs == 5 * turn
+    for theirs, ours in zip(eager.parameters(), policy.parameters(), strict=True):
+        assert_close(theirs.grad, ours.grad, "gradient")
+    planned(states[0])
+    assert_served(planned)
+    assert planned.stats.stock_runs == 0
+
+
+def test_a_large_call_beside_a_small_run_is_planned():
+    model = nn.Sequential(nn.Linear(4, 512), nn.Tanh(), nn.Linear(512, 2))
+    planned = olla_fx.optimize(model, torch.zeros(2048, 4), **ONE_PLAN_A_SIZE)
+    small, large = torch.randn(1, 4), torch.randn(2048, 4)
+    for x in (large, large, small, small, small):
+        planned(x).sum().backward()
+    before = planned.stats
+    waiting = planned(small)
+    assert planned.plan.peak_bytes < 1 << 20
+    planned(large).sum().backward()
+    assert planned.stats.stock_runs == before.stock_runs + 1
+    planned(small).sum().backward()
+    assert planned.stats.eager_runs == before.eager_runs + 1
+    waiting.sum().backward()

@@ -29,7 +29,7 @@ from olla_fx.errors import CaptureError
 from olla_fx.guards import Question, Recipe
 from olla_fx.torch_compat import pytree
 
-_OWN_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+_OWN_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), "<")
 
 
 class Questions:

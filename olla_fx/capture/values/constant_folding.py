@@ -4,8 +4,9 @@
 for it to see whether several sequences are packed into a row. ``mask.all()`` of an input has one value in
 each call. Fake tensors hold no values. While on, this mode keeps the recipes of tensors that are made from
 constants and inputs, and computes one on real tensors, as eager would, when Python wants its number:
-constants once and for all, inputs by the example (:mod:`olla_fx.capture.questions`), which makes the answer a
-guard of the plan. Whatever depends on weights, random numbers or uninitialised memory is not answered.
+constants once and for all, inputs by the example (:mod:`olla_fx.capture.values.questions`), which makes the
+answer a guard of the plan. Whatever depends on weights, random numbers or uninitialised memory is not
+answered.
 
 Operators whose results are as long as a mask has ones (``nonzero``, ``x[mask]``) are traced for the number
 that there is: it is asked for like any other, and the operator becomes one of a known size.
@@ -23,9 +24,9 @@ from typing import Any
 import torch
 
 from olla_fx import operators, torch_compat
-from olla_fx.capture.known_sizes import of_known_size
-from olla_fx.capture.questions import Questions
-from olla_fx.capture.varying import SymbolicSizes
+from olla_fx.capture.symbols.sizes import SymbolicSizes
+from olla_fx.capture.values.known_sizes import of_known_size
+from olla_fx.capture.values.questions import Questions
 from olla_fx.guards import Comparison, GivenInput, Recipe
 from olla_fx.torch_compat import TorchDispatchMode, pytree, schema_of
 

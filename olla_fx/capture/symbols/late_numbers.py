@@ -3,7 +3,7 @@
 While the step is traced a symbolic number stands in the place of each, in the copies of model and loss or,
 where functions read it, in the very variable (it behaves as the number does, so other threads may read it).
 What the graph computes with them is compared with what it computes with constants
-(:mod:`olla_fx.capture.comparison`).
+(:mod:`olla_fx.capture.symbols.comparison`).
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def test_questions_about_anything_else_are_refused_without_symbols(name):
 def test_examples_without_values_are_asked_for_real_ones():
     model = Written(lambda self, x: self.linear(x) if (x > 0).all() else x, linear=nn.Linear(3, 3)).eval()
     said = (
-        r"asks for the value of input 0 → gt → all \(capture/test_questions\.py, line \d+: .*\), and "
+        r"asks for the value of input 0 → gt → all \(values/test_questions\.py, line \d+: .*\), and "
         r"input 0 of the example has no values.*give a real tensor"
     )
     with pytest.raises(CaptureError, match=said):

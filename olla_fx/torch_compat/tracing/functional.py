@@ -27,10 +27,10 @@ from torch.fx.experimental import proxy_tensor as _proxy_tensor
 from torch.nn.modules import activation as _activation
 from torch.utils import checkpoint as _checkpoint
 
-from olla_fx.torch_compat.composite import composite_operators_as_in_eager
-from olla_fx.torch_compat.convolutions import convolutions_of_any_batch
 from olla_fx.torch_compat.patches import PATCHING
 from olla_fx.torch_compat.tensors import storage_key
+from olla_fx.torch_compat.tracing.composite import composite_operators_as_in_eager
+from olla_fx.torch_compat.tracing.convolutions import convolutions_of_any_batch
 
 _NO_STACK_TRACES = "do_not_emit_stack_traces"
 
@@ -136,7 +136,7 @@ def _without_stack_traces() -> Iterator[None]:
 
 _NOT_THE_USERS = (
     f"{Path(torch.__file__).parent}{os.sep}",
-    f"{Path(__file__).parents[1]}{os.sep}",
+    f"{Path(__file__).parents[2]}{os.sep}",
     contextlib.__file__,
     "<",
 )

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from olla_fx import torch_compat
-from olla_fx.capture.formulas import size_of
+from olla_fx.capture.symbols.formulas import size_of
 from olla_fx.capture.types import (
     CapturedFamily,
     CapturedStep,

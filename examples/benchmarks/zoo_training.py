@@ -1,0 +1,186 @@
+"""Trains a model of the zoo for two steps, eager and planned, and compares the two bit for bit.
+
+Both start from the same weights, inputs and random numbers. Of losses, parameters, buffers, optimizer state
+and the generator's state digests are compared; where they differ, eager is run once more, to tell if it is
+equal to itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils import _pytree as pytree
+from zoo_models import SEED, build
+
+import olla_fx
+from olla_fx.errors import OllaError
+from olla_fx.integrations.in_place import PlannedCalls
+from olla_fx.models import ModelCase, optimizer_by_name
+from olla_fx.options import Options
+
+STEPS = 2
+LEARNING_RATE = 1e-3
+
+PASS = "pass"
+EAGER = "eager"
+"""Refused by ``optimize``; left to eager by a callback, it trains as it does without olla_fx."""
+
+
+@dataclass
+class Row:
+    """The outcome of one model.
+
+    Attributes:
+        name: of the model.
+        family: one of :data:`zoo_models.FAMILIES`.
+        status: :data:`PASS`, :data:`EAGER`, or in a word what went wrong.
+        reason: why, for people; empty when it passed.
+        parameters: how many numbers it learns.
+        operators: of the planned step.
+        static_bytes: of parameters, buffers, optimizer state and inputs.
+        buffer_bytes: of the planned buffer.
+        served: requests that the buffer served in the second step.
+        outside: requests expected in the buffer that it did not serve.
+        worker_requests: requests of kernels' own threads, which are never served.
+        losses: of the steps.
+        seconds: wall-clock time of all of it.
+    """
+
+    name: str
+    family: str
+    status: str = "error"
+    reason: str = ""
+    parameters: int = 0
+    operators: int = 0
+    static_bytes: int = 0
+    buffer_bytes: int = 0
+    served: int = 0
+    outside: int = 0
+    worker_requests: int = 0
+    losses: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def try_model(row: Row, optimizer: str, solver: str) -> None:
+    """Train a model in eager and planned, and fill in what came of it."""
+    try:
+        expected = train_eager(row, optimizer)
+    except Exception as error:
+        row.status, row.reason = "eager fails", f"{type(error).__name__}: {first_line(error)}"
+        return
+    try:
+        given = train_planned(row, optimizer, solver)
+    except OllaError as error:
+        row.status, row.reason = "refused", f"{type(error).__name__}: {error}"
+        calls = PlannedCalls(Options(solver=solver))
+        different = difference(row, optimizer, expected, train_eager(row, optimizer, calls))
+        if different is not None:
+            row.reason += f" (left to eager: {': '.join(different)})"
+        elif not calls.plans:
+            row.status = EAGER
+        return
+    different = difference(row, optimizer, expected, given)
+    if different is not None:
+        row.status, row.reason = different
+    elif not row.reason:
+        row.status = PASS
+
+
+def difference(
+    row: Row, optimizer: str, expected: dict[str, str], given: dict[str, str]
+) -> tuple[str, str] | None:
+    """Return in a word and in a sentence how a training differs from eager; None if it does not."""
+    different = [name for name in expected if expected[name] != given.get(name)]
+    if expected.keys() == given.keys() and not different:
+        return None
+    again = train_eager(row, optimizer)
+    unstable = [name for name in expected if expected[name] != again[name]]
+    first = next(iter(unstable or different or expected.keys() ^ given.keys()))
+    reason = f"{len(unstable or different)} of {len(expected)} differ, the first is {first}"
+    return "eager not deterministic" if unstable else "differs", reason
+
+
+def train_eager(row: Row, optimizer_name: str, calls: PlannedCalls | None = None) -> dict[str, str]:
+    """Train in eager, or with calls planned as the callbacks do; return fingerprints of what it changes."""
+    case = build(row.family, row.name)
+    optimizer = optimizer_by_name(optimizer_name, case.model.parameters(), lr=LEARNING_RATE)
+    if calls is not None:
+        calls.add({"": case.model})
+    prints = {}
+    for index, (*inputs, target) in enumerate(_batches(case), 1):
+        torch.manual_seed(SEED + index)
+        optimizer.zero_grad()
+        loss = case.loss_fn(case.model(*inputs), target)
+        loss.backward()
+        optimizer.step()
+        prints[f"loss of step {index}"] = fingerprint(loss)
+        del loss
+    return prints | fingerprints(case, optimizer)
+
+
+def train_planned(row: Row, optimizer_name: str, solver: str) -> dict[str, str]:
+    """Train in planned steps; likewise, and put the counts of the last step into the row."""
+    case = build(row.family, row.name)
+    row.parameters = sum(parameter.numel() for parameter in case.model.parameters())
+    optimizer = optimizer_by_name(optimizer_name, case.model.parameters(), lr=LEARNING_RATE)
+    step = olla_fx.optimize(case.model, case.inputs, loss_fn=case.loss_fn, optimizer=optimizer, solver=solver)
+    prints = {}
+    for index, batch in enumerate(_batches(case), 1):
+        torch.manual_seed(SEED + index)
+        step.poison()  # no step may depend on what the last one left in the buffer
+        loss = step(*batch)
+        prints[f"loss of step {index}"] = fingerprint(loss)
+        row.losses.append(float(loss))
+    counts, plan = step.stats.counts, step.plan
+    row.operators = len(plan.problem.operators)
+    row.static_bytes, row.buffer_bytes = plan.static_bytes, plan.buffer_bytes
+    row.served, row.outside, row.worker_requests = (
+        counts.served, counts.outside, counts.requests_on_worker_threads,
+    )  # fmt: skip
+    if step.stats.binding != "buffer":
+        row.status, row.reason = "stock allocator", "no buffer was bound: is a C++ compiler there?"
+    elif counts.outside or not counts.served:
+        row.status = "outside the buffer"
+        row.reason = f"{counts.outside} requests: {'; '.join(step.stats.outside_log[:3])}"
+    elif step.stats.replans:
+        row.status, row.reason = "planned again", "the second step did not fit the plan of the first"
+    return prints | fingerprints(case, optimizer)
+
+
+def _batches(case: ModelCase) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield the example, and then the same with its examples in reverse order, but not their targets."""
+    *inputs, target = case.inputs
+    for index in range(STEPS):
+        turned = [tensor.flip(0) if index % 2 else tensor.clone() for tensor in inputs]
+        yield (*turned, target.clone())
+
+
+def fingerprint(tensor: torch.Tensor) -> str:
+    """Return a digest that differs if a bit of the tensor does."""
+    elements = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    digest = hashlib.blake2b(elements.numpy().data, digest_size=16).hexdigest()
+    return f"{tensor.dtype} {list(tensor.shape)} {digest}"
+
+
+def fingerprints(case: ModelCase, optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    """Return digests of all tensors that training changes, and of the random generator's state."""
+    tensors: dict[str, torch.Tensor] = {"random numbers": torch.get_rng_state()}
+    names = {}
+    for name, parameter in case.model.named_parameters():
+        tensors[f"parameter {name}"] = parameter
+        names[parameter] = name
+    tensors |= {f"buffer {name}": buffer for name, buffer in case.model.named_buffers()}
+    for parameter, state in optimizer.state.items():
+        for path, leaf in pytree.tree_flatten_with_path(state)[0]:
+            if isinstance(leaf, torch.Tensor):
+                tensors[f"state {names[parameter]}{pytree.keystr(path)}"] = leaf
+    return {name: fingerprint(tensor) for name, tensor in tensors.items()}
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else ""
