@@ -9,14 +9,17 @@ ignored with a warning and written anew.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import os
 import platform
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +28,8 @@ from olla_solvers.plan import MemoryPlan
 from olla_solvers.plan_json import PLAN_FORMAT, plan_from_json, plan_to_json
 from olla_solvers.problem import Problem
 from olla_solvers.validate import validate
+
+_Item = TypeVar("_Item")
 
 FOLDER_VARIABLE = "OLLA_FX_CACHE_DIR"
 """Environment variable that names the folder of plans; if it is empty, none are kept."""
@@ -104,8 +109,7 @@ def remembered(device: torch.device, question: Mapping[str, object], answer: Cal
     folder = cache_folder()
     if folder is None:
         return answer()
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
-    key = {"torch": torch.__version__, "machine": (name, platform.machine()), "question": dict(question)}
+    key = {"torch": torch.__version__, "machine": machine_of(device), "question": dict(question)}
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     path = folder / "kernels" / f"{digest}.json"
     try:
@@ -121,6 +125,58 @@ def remembered(device: torch.device, question: Mapping[str, object], answer: Cal
     return known
 
 
+def machine_of(device: torch.device) -> tuple[str, ...]:
+    """Return what tells a device's kernels from those of other machines that share the folder of plans."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return name, platform.machine(), torch.backends.cpu.get_cpu_capability()
+
+
+@functools.cache
+def _processor() -> str:
+    """Return the processor's name; on Linux, ``platform`` knows none."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor()
+    lines = (line.partition(":") for line in text.splitlines())
+    return next((value.strip() for key, _, value in lines if key.strip() == "model name"), "")
+
+
+def read_lines(path: Path, read: Callable[[Any], _Item]) -> list[_Item]:
+    """Read a file of :func:`add_lines`; leave out, with a warning, what cannot be read.
+
+    Args:
+        path: none, if nothing was written yet.
+        read: makes an item of a line's document.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        _warn_of(path, error)
+        return []
+    items, broken = [], None
+    for line in filter(None, text.splitlines()):
+        try:
+            items.append(read(json.loads(line)))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            broken = error
+    if broken is not None:
+        _warn_of(path, broken)
+    return items
+
+
+def add_lines(path: Path, documents: Iterable[object]) -> None:
+    """Add a line for each document to a file, in one write; warn if that cannot be."""
+    text = "\n".join(json.dumps(document) for document in documents)
+    with _warned_of_folder(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as handle:
+            # What a process that was killed left of a line does not spoil the next one.
+            handle.write(f"\n{text}\n".encode())
+
+
 def _check_size(problem: Problem, plan: MemoryPlan) -> None:
     """Refuse a buffer larger than its contents: valid, but no planner makes one."""
     sizes = {array.name: array.size_bytes for array in problem.planned}
@@ -134,7 +190,7 @@ def _check_size(problem: Problem, plan: MemoryPlan) -> None:
 def _warn_of(path: Path, error: Exception) -> None:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     warnings.warn(
-        f"the cached plan {path} cannot be used and is made again: {reason}", RuntimeWarning, stacklevel=5
+        f"what is kept in {path} cannot be used and is made again: {reason}", RuntimeWarning, stacklevel=5
     )
 
 
@@ -146,7 +202,7 @@ def save_plan(path: Path | None, plan: MemoryPlan) -> None:
 
 def _write(path: Path, document: object) -> None:
     """Write a file, so that no process reads half of it; warn if it cannot be written."""
-    try:
+    with _warned_of_folder(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", dir=path.parent, suffix=".tmp", delete=False
@@ -157,10 +213,17 @@ def _write(path: Path, document: object) -> None:
         except OSError:
             os.unlink(handle.name)
             raise
+
+
+@contextlib.contextmanager
+def _warned_of_folder(path: Path) -> Iterator[None]:
+    """Warn instead of raising an error of the file system: nothing of a step depends on what is kept."""
+    try:
+        yield
     except OSError as error:
         warnings.warn(
             f"plans cannot be kept in {path.parent} ({error}); set {FOLDER_VARIABLE} to a folder, or to "
             "nothing to keep none",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )

@@ -149,16 +149,25 @@ def storages_of(value: object) -> list[int | None]:
     ]
 
 
+def given_arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
+    """Yield each argument of an operator's schema with what a node gives for it; None if it gives nothing."""
+    for position, argument in enumerate(schema_of(node.target).arguments):
+        yield argument, node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+
+
+def is_written(argument: Any) -> bool:
+    """Return True if an operator writes to an argument of its schema."""
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
 def written_arguments(node: fx.Node) -> list[fx.Node]:
     """Return the argument nodes that an operator writes to, by its schema."""
     if not isinstance(node.target, torch_compat.OpOverload):
         return []
     written: list[fx.Node] = []
-    for position, argument in enumerate(schema_of(node.target).arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-        written.extend(leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, fx.Node))
+    for argument, given in given_arguments(node):
+        if is_written(argument):
+            written.extend(leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, fx.Node))
     return written
 
 

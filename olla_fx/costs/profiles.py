@@ -86,13 +86,13 @@ PROFILES: Mapping[str, DeviceProfile] = {
         DeviceProfile(
             "cpu",
             {
-                torch.float32: 100 * GIGA,
-                torch.float64: 50 * GIGA,
-                torch.bfloat16: 50 * GIGA,
-                torch.float16: 50 * GIGA,
+                torch.float32: 120 * GIGA,
+                torch.float64: 60 * GIGA,
+                torch.bfloat16: 60 * GIGA,
+                torch.float16: 60 * GIGA,
             },
-            10 * GIGA,
-            3e-6,
+            20 * GIGA,
+            1.5e-6,
         ),
     )
 }

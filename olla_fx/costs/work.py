@@ -21,8 +21,14 @@ from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from olla_fx import operators
-from olla_fx.fx_graph import end_of_backward, forward_backward_boundary, is_on
-from olla_fx.torch_compat import OpOverload, plain_name, pytree, schema_of, storage_key
+from olla_fx.fx_graph import (
+    end_of_backward,
+    forward_backward_boundary,
+    given_arguments,
+    is_on,
+    is_written,
+)
+from olla_fx.torch_compat import OpOverload, plain_name, pytree, storage_key
 
 aten = torch.ops.aten
 
@@ -73,11 +79,11 @@ class _Tensors:
     def of(cls, node: fx.Node, device: torch.device) -> _Tensors:
         read: dict[object, torch.Tensor] = {}
         written: dict[object, torch.Tensor] = {}
-        for given, is_read, is_written in _arguments(node):
+        for given, reads, writes in _arguments(node):
             for tensor in _tensors_of(given, device):
-                if is_read:
+                if reads:
                     read[_place(tensor)] = tensor
-                if is_written:
+                if writes:
                     written[_place(tensor)] = tensor
         known = {storage_key(tensor) for tensor in (*read.values(), *written.values())}
         results = {_place(tensor): tensor for tensor in _tensors_of(node.meta.get("val"), device)}
@@ -92,11 +98,9 @@ def _arguments(node: fx.Node) -> Iterator[tuple[object, bool, bool]]:
             yield argument.meta.get("val"), True, False
         return
     overwrites = plain_name(node.target) in _OVERWRITING
-    for position, argument in enumerate(schema_of(node.target).arguments):
-        given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
-        is_read = not argument.is_out and not (is_written and overwrites)
-        yield fake_value(given), is_read, is_written
+    for argument, given in given_arguments(node):
+        writes = is_written(argument)
+        yield fake_value(given), not argument.is_out and not (writes and overwrites), writes
 
 
 def fake_value(argument: Any) -> Any:
