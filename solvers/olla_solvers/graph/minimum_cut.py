@@ -44,15 +44,29 @@ class Network:
         self._edges.append([])
         return len(self._edges) - 1
 
-    def edge(self, tail: int, head: int, capacity: int) -> None:
-        """Add an edge, and its reverse without capacity."""
-        self._edges[tail].append(len(self._heads))
-        self._edges[head].append(len(self._heads) + 1)
+    def edge(self, tail: int, head: int, capacity: int) -> int:
+        """Add an edge, and its reverse without capacity; return its number."""
+        number = len(self._heads)
+        self._edges[tail].append(number)
+        self._edges[head].append(number + 1)
         self._heads += (head, tail)
         self._room += (capacity, 0)
+        return number
+
+    def widen(self, edge: int, by: int) -> None:
+        """Add to the capacity of an edge; the flow so far stays."""
+        self._room[edge] += by
+
+    def flow(self) -> list[int]:
+        """Return the flow so far, as what is left of every capacity, for :meth:`resume`."""
+        return list(self._room)
+
+    def resume(self, flow: list[int]) -> None:
+        """Go back to what :meth:`flow` returned."""
+        self._room = list(flow)
 
     def maximum_flow(self) -> int:
-        """Find the maximum flow by Dinic's algorithm.
+        """Find the maximum flow by Dinic's algorithm; return what is added to the flow so far.
 
         Raises:
             DeadlinePassedError: if the deadline passes.
@@ -77,6 +91,10 @@ class Network:
                     reached[tail] = True
                     todo.append(tail)
         return reached
+
+    def reached_from_source(self) -> list[bool]:
+        """Return for each node True if it can still be reached from the source, after the flow."""
+        return [level >= 0 for level in self._levels()]
 
     def _levels(self) -> list[int]:
         """Return distances from the source over edges with room; -1 for nodes that are not reached."""

@@ -1,17 +1,23 @@
 """Drops units one after the other until a budget is met: by bytes beyond it, removed per second.
 
-What dropping a unit would save is estimated for all of them from one walk: its bytes at the timesteps beyond
-the budget between its last reader of forward and its first other one, less what its repetition keeps alive
-there, per second of what would run again. The most promising are tried, first many at once, and kept if the
-walk shows about what was estimated. Then everything is estimated anew.
+What dropping a unit would change is estimated for all of them from one walk: its bytes go between its last
+reader of forward and its first other one, what its repetition reads lives until then, and that and what runs
+before it takes seconds. Units are chosen lazily: the one with the best rate so far is looked at again with
+what those chosen before it have left beyond the budget, and chosen if its rate is still the best. Some are
+chosen before the next walk, fewer if the walk shows much less than was estimated.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any, TypeAlias
 
-from olla_solvers.problem import Bytes
+import numpy as np
+
+from olla_solvers.problem import Bytes, Timestep
 from olla_solvers.recomputation.evaluate import Evaluation, Evaluator, States
 from olla_solvers.recomputation.instance import Instance
 from olla_solvers.recomputation.problem import ArrayIndex, Seconds
@@ -23,11 +29,14 @@ TRIED_ALONE = 4
 AS_ESTIMATED = 0.5
 """Share of the estimated saving that a step of several units must show."""
 
-SHARE_OF_STEP = 0.5
-"""Share of the bytes beyond the budget that one step of several units is to remove."""
+SHARE_OF_ROUND = 0.5
+"""Share of the bytes beyond the budget that is to go before the next walk."""
 
 LEAST_SECONDS = 1e-9
 """Taken for repetitions that take no time, so that bytes per second are numbers."""
+
+Profile: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+"""Bytes beyond the budget at each timestep, negative below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +45,14 @@ class Candidate:
 
     Attributes:
         unit: which.
-        saving: estimated bytes beyond the budget, summed over timesteps, that go.
+        changes: (from, to, bytes): timesteps ``[from, to)`` at which so many more bytes will be alive.
+        saving: estimated bytes beyond the budget, summed over timesteps, that go; too large where less is
+            beyond the budget than goes.
         seconds: estimated, of what would run again.
     """
 
     unit: int
+    changes: tuple[tuple[Timestep, Timestep, Bytes], ...]
     saving: float
     seconds: Seconds
 
@@ -48,6 +60,21 @@ class Candidate:
     def rate(self) -> float:
         """Bytes per second."""
         return self.saving / max(self.seconds, LEAST_SECONDS)
+
+    def saving_in(self, beyond: Profile) -> float:
+        """Return the bytes beyond the budget that go."""
+        low = min(start for start, _, _ in self.changes)
+        high = max(end for _, end, _ in self.changes)
+        before = beyond[low:high]
+        after = before.copy()
+        for start, end, size in self.changes:
+            after[start - low : end - low] += size
+        return float(np.maximum(before, 0).sum() - np.maximum(after, 0).sum())
+
+    def apply(self, beyond: Profile) -> None:
+        """Change the bytes beyond the budget."""
+        for start, end, size in self.changes:
+            beyond[start:end] += size
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,26 +111,31 @@ class Greedy:
         useless: set[int] = set()
         while found.evaluation.peak_bytes > budget_bytes and evaluator.walks < last_walk:
             evaluator.evaluate(found.states)
-            beyond = evaluator.excess(found.evaluation, budget_bytes)
+            profile = np.array(evaluator.trace.timestep_bytes[: found.evaluation.timesteps], dtype=np.int64)
+            beyond = profile - budget_bytes
             room = most_seconds - found.evaluation.extra_seconds
             ranked = [
                 candidate
                 for candidate in self.candidates(found, budget_bytes)
                 if candidate.unit not in useless and candidate.seconds <= room
             ]
-            if not _is_in_reach(ranked, beyond, room):
+            chosen = choose(ranked, beyond, room)
+            if not chosen:
                 break
-            better = self._several(found, ranked, beyond, budget_bytes, most_seconds)
+            total = float(np.maximum(beyond, 0).sum())
+            better = self._several(found, chosen, total, budget_bytes, most_seconds)
             if better is None:
-                better = self._one(found, ranked, beyond, budget_bytes, most_seconds, useless)
-            if better is not None:
-                found = better
-            elif len(ranked) <= TRIED_ALONE:
-                break
+                better = self._one(found, chosen, total, budget_bytes, most_seconds, useless)
+            found = found if better is None else better
         return found
 
     def candidates(self, found: Found, budget_bytes: Bytes) -> list[Candidate]:
-        """Return the kept units that could be dropped, best first; the last walk must have been this state's."""
+        """Return the kept units that could be dropped.
+
+        Args:
+            found: states, which the last walk must have been of.
+            budget_bytes: above which bytes count.
+        """
         trace, units = self.evaluator.trace, self._instance.units
         timesteps = found.evaluation.timesteps
         above = [0, *accumulate(int(each > budget_bytes) for each in trace.timestep_bytes[:timesteps])]
@@ -115,22 +147,31 @@ class Greedy:
             again = min(trace.first_late[array] for array in arrays)
             if again == NEVER:
                 continue
-            saving = 0
-            for array in arrays:
-                if trace.first_late[array] != NEVER and trace.last_early[array] + 1 < again:
-                    saving += array_bytes[array] * (above[again] - above[trace.last_early[array] + 1])
-            if saving > 0:
-                lengthened, seconds = self._consequences(found.states, unit, again, above)
-                if saving > lengthened:
-                    result.append(Candidate(unit, saving - lengthened, seconds))
-        return sorted(result, key=lambda each: (-each.rate, each.unit))
+            changes = [
+                (trace.last_early[array] + 1, again, -array_bytes[array])
+                for array in arrays
+                if trace.first_late[array] != NEVER
+                and array_bytes[array]
+                and trace.last_early[array] + 1 < again
+            ]
+            if any(above[end] > above[start] for start, end, _ in changes):
+                lengthened, seconds = self._consequences(found.states, unit, again)
+                changes += [each for each in lengthened if above[each[1]] > above[each[0]]]
+                saving = -sum(size * (above[end] - above[start]) for start, end, size in changes)
+                if saving > 0:
+                    result.append(Candidate(unit, tuple(changes), saving, seconds))
+        return result
 
-    def _consequences(self, states: States, unit: int, again: int, above: list[int]) -> tuple[float, Seconds]:
-        """Estimate what a repetition at a timestep keeps alive beyond the budget, and its seconds."""
+    def _consequences(
+        self, states: States, unit: int, again: Timestep
+    ) -> tuple[list[tuple[Timestep, Timestep, Bytes]], Seconds]:
+        """Estimate what a repetition at a timestep keeps alive, and the seconds that it takes."""
         trace, flat, units = self.evaluator.trace, self._instance.flat, self._instance.units
-        lengthened, seconds = 0.0, 0.0
+        lengthened: list[tuple[Timestep, Timestep, Bytes]] = []
+        seconds = 0.0
         seen = {unit}
-        for each in (todo := [unit]):
+        todo = [unit]
+        for each in todo:
             seconds += units.seconds[each]
             for array in self._read[each]:
                 owner = flat.unit_of[array]
@@ -142,21 +183,20 @@ class Greedy:
                 version = trace.current[array]
                 first, last = trace.first[version], trace.last[version]
                 if last < again:
-                    lengthened += trace.version_bytes[version] * (above[again] - above[last + 1])
+                    lengthened.append((last + 1, again, trace.version_bytes[version]))
                 elif first > again:
-                    lengthened += trace.version_bytes[version] * (above[first] - above[again])
+                    lengthened.append((again, first, trace.version_bytes[version]))
         return lengthened, seconds
 
     def _several(
-        self, found: Found, ranked: list[Candidate], beyond: float, budget_bytes: Bytes, most_seconds: Seconds
+        self,
+        found: Found,
+        chosen: Sequence[Candidate],
+        beyond: float,
+        budget_bytes: Bytes,
+        most_seconds: Seconds,
     ) -> Found | None:
-        """Drop the best together, and half of them as often as the walk shows too little."""
-        chosen, saving = [], 0.0
-        for candidate in ranked:
-            if saving + candidate.saving > SHARE_OF_STEP * beyond:
-                break
-            chosen.append(candidate)
-            saving += candidate.saving
+        """Drop all that were chosen together, and half of them as often as the walk shows too little."""
         while len(chosen) > 1:
             better = self._dropped(found, [each.unit for each in chosen])
             if better.evaluation.is_valid and better.evaluation.extra_seconds <= most_seconds:
@@ -169,7 +209,7 @@ class Greedy:
     def _one(
         self,
         found: Found,
-        ranked: list[Candidate],
+        chosen: Sequence[Candidate],
         beyond: float,
         budget_bytes: Bytes,
         most_seconds: Seconds,
@@ -177,7 +217,7 @@ class Greedy:
     ) -> Found | None:
         """Try the best few, and drop the one that removes most per second."""
         best, best_rate = None, 0.0
-        for candidate in ranked[:TRIED_ALONE]:
+        for candidate in chosen[:TRIED_ALONE]:
             better = self._dropped(found, [candidate.unit])
             removed = 0.0
             if better.evaluation.is_valid and better.evaluation.extra_seconds <= most_seconds:
@@ -197,18 +237,39 @@ class Greedy:
         return Found(states, self.evaluator.evaluate(states))
 
 
-def _is_in_reach(ranked: list[Candidate], beyond: float, room: Seconds) -> bool:
-    """Return False if the best candidates, by what was estimated, take more seconds than there are."""
+def choose(ranked: Sequence[Candidate], beyond: Profile, room: Seconds) -> list[Candidate]:
+    """Return candidates that together remove much of what is beyond the budget, the best first.
+
+    Args:
+        ranked: all candidates.
+        beyond: bytes beyond the budget.
+        room: seconds that there are.
+
+    Returns:
+        With what they save one after the other; none if by these estimates the budget is out of reach.
+    """
+    beyond = beyond.copy()
+    first = left = float(np.maximum(beyond, 0).sum())
+    heap = [(-candidate.rate, candidate.unit, candidate) for candidate in ranked]
+    heapq.heapify(heap)
+    chosen: list[Candidate] = []
     seconds = 0.0
-    for candidate in ranked:
-        if candidate.saving >= beyond:
-            return seconds + candidate.seconds * beyond / candidate.saving <= room
-        beyond -= candidate.saving
-        seconds += candidate.seconds
-        if seconds > room:
-            return False
-    # What is not a candidate yet may become one.
-    return bool(ranked)
+    while heap and left > (1 - SHARE_OF_ROUND) * first:
+        _, unit, candidate = heapq.heappop(heap)
+        looked_at = replace(candidate, saving=candidate.saving_in(beyond))
+        if looked_at.saving <= 0:
+            continue
+        if heap and looked_at.rate < -heap[0][0]:
+            heapq.heappush(heap, (-looked_at.rate, unit, looked_at))
+            continue
+        # All others save less a second.
+        if seconds + left / looked_at.rate > room:
+            return []
+        seconds += looked_at.seconds
+        left -= looked_at.saving
+        looked_at.apply(beyond)
+        chosen.append(looked_at)
+    return chosen
 
 
 def arrays_read(instance: Instance) -> list[list[ArrayIndex]]:
@@ -235,11 +296,8 @@ def prune(evaluator: Evaluator, found: Found, budget_bytes: Bytes, most_walks: i
         budget_bytes: the peak that may not be passed.
         most_walks: after which to stop.
     """
-    units = evaluator.instance.units
     last_walk = evaluator.walks + most_walks
-    evaluator.evaluate(found.states)
-    dropped = [unit for unit, runs in enumerate(evaluator.trace.runs) if runs]
-    for unit in sorted(dropped, key=lambda unit: (-units.seconds[unit], unit)):
+    for unit in _could_be_kept(evaluator, found, budget_bytes):
         if evaluator.walks >= last_walk:
             break
         states = list(found.states)
@@ -252,3 +310,28 @@ def prune(evaluator: Evaluator, found: Found, budget_bytes: Bytes, most_walks: i
         ):
             found = Found(states, evaluation)
     return found
+
+
+def _could_be_kept(evaluator: Evaluator, found: Found, budget_bytes: Bytes) -> list[int]:
+    """Return repeated units for whose arrays there is room until they are made again, the dearest first."""
+    evaluator.evaluate(found.states)
+    trace, units = evaluator.trace, evaluator.instance.units
+    array_bytes = evaluator.instance.flat.array_bytes
+    profile = np.array(trace.timestep_bytes[: found.evaluation.timesteps], dtype=np.int64)
+    again: dict[ArrayIndex, Timestep] = {}
+    for version in range(len(array_bytes), found.evaluation.versions):
+        if trace.last[version] > trace.first[version]:
+            again.setdefault(trace.array[version], trace.first[version])
+    result = []
+    for unit, runs in enumerate(trace.runs):
+        if not runs:
+            continue
+        room = [
+            budget_bytes - int(profile[trace.last_early[array] + 1 : again[array]].max())
+            >= array_bytes[array]
+            for array in units.arrays[unit]
+            if array in again and again[array] > trace.last_early[array] + 1
+        ]
+        if all(room):
+            result.append(unit)
+    return sorted(result, key=lambda unit: (-units.seconds[unit], unit))
