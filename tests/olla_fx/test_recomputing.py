@@ -154,7 +154,7 @@ MODELS = {
 OPTIMIZERS = (sgd, MOMENTUM, ADAMW)
 
 
-@pytest.mark.parametrize(("number", "name"), enumerate(MODELS))
+@pytest.mark.parametrize(("number", "name"), list(enumerate(MODELS)))
 def test_whole_steps(number, name, dropping):
     torch.manual_seed(0)
     make, batches = MODELS[name][0], MODELS[name][1](3)
@@ -171,7 +171,7 @@ def test_random_drops(name, seed, dropping):
     WholeStep(make(), MOMENTUM, batches[0]).run(batches)
 
 
-@pytest.mark.parametrize(("number", "name"), enumerate(MODELS))
+@pytest.mark.parametrize(("number", "name"), list(enumerate(MODELS)))
 def test_own_loop(number, name, dropping):
     torch.manual_seed(0)
     dropping(share=1 - 0.1 * number, again=0.1 * number, seed=number, rewrites=REWRITES)
