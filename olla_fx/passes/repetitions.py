@@ -184,7 +184,7 @@ class _Inserter:
         if is_replayed(node):
             rate: Any = node.args[1]
             target = operators.dropout_backward
-            args, kwargs = [args[0], mask_of(node), 0.0 if rate == 1.0 else 1.0 / (1.0 - rate)], {}
+            args, kwargs = [args[0], mask_of(node), 1.0 / (1.0 - rate)], {}
         elif has_statistics(node):
             if target is aten._native_batch_norm_legit.default:
                 target = aten._native_batch_norm_legit.no_stats
