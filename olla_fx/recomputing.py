@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from torch import fx
 
@@ -16,7 +17,7 @@ from olla_fx.dataflow import Dataflow, build_dataflow
 from olla_fx.fx_graph import forward_backward_boundary, storages_of, written_arguments
 from olla_fx.passes.repeatable import Repeatable, made_again
 from olla_fx.passes.repetitions import OperatorRun, repeat_operators
-from olla_solvers.problem import ArrayKind, OperatorIndex
+from olla_solvers.problem import ArrayKind, OperatorIndex, Problem
 from olla_solvers.recomputation.problem import ArrayIndex, Execution, RecomputationProblem, Seconds
 
 
@@ -44,8 +45,11 @@ def recomputation_problem(
         seconds: of each operator.
 
     Returns:
-        The problem. Nothing of it may run again if the step has no backward.
+        The problem; nothing of it may run again if the step has no backward. Its order is the given one, but
+        for operators that need no memory (weight decay in place, say), which come as late as they may: what
+        they overwrite can be read until then.
     """
+    order = _with_writes_late(dataflow.problem, order)
     step = _Step(dataflow, order)
     indices = range(len(dataflow.operators))
     makers = tuple(step.makers(array) for array in range(len(dataflow.problem.arrays)))
@@ -85,6 +89,30 @@ def with_repetitions(dataflow: Dataflow, executions: Sequence[Execution]) -> Rep
     return RepeatedStep(
         build_dataflow(repeated.graph_module, dataflow.device, dataflow.gradients), repeated.order
     )
+
+
+def _with_writes_late(problem: Problem, order: Sequence[OperatorIndex]) -> list[OperatorIndex]:
+    """Return an order in which operators that need no memory come right before who waits for them."""
+    needs_memory = {operator for operator, item in enumerate(problem.operators) if item.workspace_bytes}
+    for array in problem.arrays:
+        if array.kind is not ArrayKind.STATIC:
+            needs_memory.update(array.consumers)
+            needs_memory.add(cast(OperatorIndex, array.producer))
+    waiting: dict[OperatorIndex, None] = {}
+    late: list[OperatorIndex] = []
+    for operator in order:
+        if operator not in needs_memory:
+            waiting[operator] = None
+            continue
+        pending, wanted = [operator], set()
+        while pending:
+            sources = [source for source in problem.predecessors[pending.pop()] if source in waiting]
+            pending.extend(source for source in sources if source not in wanted)
+            wanted.update(sources)
+        late.extend(source for source in waiting if source in wanted)
+        late.append(operator)
+        waiting = {source: None for source in waiting if source not in wanted}
+    return [*late, *waiting]
 
 
 class _Step:

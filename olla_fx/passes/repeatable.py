@@ -28,6 +28,7 @@ from olla_fx.fx_graph import (
     IN_BACKWARD,
     RECOMPUTED,
     REPEATED,
+    base_of,
     draws_random_numbers,
     first_of_backward,
     forward_backward_boundary,
@@ -72,7 +73,7 @@ class Repeatable:
         self._regions = Regions(graph)
         self._writers: dict[int, list[tuple[fx.Node, Region]]] = {}
         self._static: set[int] = set()
-        self._callers: dict[int, fx.Node] = {}
+        self._callers: set[int] = set()
         self._outputs: set[int | None] = set()
         self._safe: set[int | None] = set()
         for node in graph.nodes:
@@ -87,7 +88,7 @@ class Repeatable:
     def _note_callers(self, graph: fx.Graph, boundary: fx.Node) -> None:
         """Note what the caller holds between the phases, and what of that eager's backward reads."""
         for node in graph.find_nodes(op="placeholder"):
-            self._callers.update({region.storage: node for region in self._regions.of(node)})
+            self._callers.update(region.storage for region in self._regions.of(node))
         for output in pytree.tree_leaves(boundary.args[0]):
             self._outputs.update(storages_of(output.meta["val"]) if isinstance(output, fx.Node) else ())
         for node in graph.nodes:
@@ -111,7 +112,7 @@ class Repeatable:
             return False
         if not self._is_planned(node):
             return False
-        if torch.Tag.nondeterministic_bitwise in target.tags and self._device.type != "cpu":
+        if not _makes_arrays_or_writes(node):
             return False
         return self._own(node).isdisjoint(self._static) and all(map(self._stays, self.sources(node)))
 
@@ -139,7 +140,7 @@ class Repeatable:
                 continue
             if region.storage in self._outputs:
                 return False
-            if region.storage in self._callers and not _is_kept_by_copy(self._callers[region.storage]):
+            if region.storage in self._callers and not _is_kept_by_copy(base_of(source)):
                 return False
         return True
 
@@ -174,9 +175,18 @@ class Repeatable:
         return is_element_wise(node.target) and fits_over(node, target, self._regions)
 
 
-def _is_kept_by_copy(placeholder: fx.Node) -> bool:
-    """Return True if a caller's tensor is small, and a clone of it lies in memory alike."""
-    value = placeholder.meta["val"]
+def _makes_arrays_or_writes(node: fx.Node) -> bool:
+    """Return False if an operator makes something and returns an argument that it has written, too."""
+    read = {key for source in node.all_input_nodes for key in storages_of(source.meta.get("val"))}
+    results = storages_of(node.meta.get("val"))
+    return len(results) == 1 or read.isdisjoint(set(results) - {None})
+
+
+def _is_kept_by_copy(base: fx.Node) -> bool:
+    """Return True if a node is a small tensor of the caller's, and a clone of it lies in memory alike."""
+    if base.op != "placeholder":
+        return False
+    value = base.meta["val"]
     size_bytes = value.numel() * value.element_size()
     dense = bool(value.is_contiguous()) and value.untyped_storage().nbytes() == size_bytes
     return dense and size_bytes <= SMALL_BYTES
@@ -191,9 +201,10 @@ def has_statistics(node: fx.Node) -> bool:
 
 def is_replayed(node: fx.Node) -> bool:
     """Return True for a dropout that can be made again from its mask."""
-    if node.target is not operators.dropout or type(node.args[1]) is not float or node.args[2] is False:
+    if node.target is not operators.dropout:
         return False
-    return mask_of(node) is not None
+    rate = node.args[1]
+    return isinstance(rate, float) and rate < 1 and node.args[2] is not False and mask_of(node) is not None
 
 
 def mask_of(dropout: fx.Node) -> fx.Node | None:

@@ -127,7 +127,8 @@ class _Inserter:
         """Insert all repetitions, and let all readers read what they are told to."""
         position = self._positions()
         numbers = {(run.operator, run.copy): number for number, run in enumerate(self._runs)}
-        concerned = [run for run in self._runs if run.copy or any(run.sources.values())]
+        read = [run for run in self._runs if (run.operator, run.copy) in position]
+        concerned = [run for run in read if run.copy or any(run.sources.values())]
 
         def place(run: OperatorRun) -> tuple[int, bool, int]:
             key = run.operator, run.copy
@@ -138,26 +139,29 @@ class _Inserter:
                 self._read_anew(run)
             else:
                 self._repeat(run, self._place[position[run.operator, run.copy]])
-        for run in self._runs:
+        for run in read:
             node = self._nodes[run.operator]
             if node.target is forward_backward_boundary:
                 self.sequence.extend(self._copies.values())
             self.sequence.extend(self._made[run.operator, run.copy] if run.copy else [node])
 
     def _positions(self) -> dict[_Run, int]:
-        """Return for each run the node in front of which it is to stand, by that one's position."""
+        """Return for each run the node in front of which it is to stand, by that one's position.
+
+        A repetition that nobody reads has none.
+        """
         own = self._repeatable.position
         position: dict[_Run, int] = {}
         needed: dict[_Run, int] = {}
         for run in reversed(self._runs):
             key, node = (run.operator, run.copy), self._nodes[run.operator]
+            if run.copy and key not in needed:
+                continue
             position[key] = own[node]
             if run.copy:
                 later = self._repeatable.later_writers(node)
-                if key not in needed or not self._repeatable.may_run_again(node):
-                    raise CaptureError(f"{node.name} is repeated for nobody, or may not be repeated")
-                if not all(map(self._repeatable.is_late, later)):
-                    raise CaptureError(f"{node.name} is repeated, and forward overwrites what it reads")
+                if not self._repeatable.may_run_again(node) or not all(map(self._repeatable.is_late, later)):
+                    raise CaptureError(f"{node.name} cannot run again in backward with the same result")
                 position[key] = min([needed[key], *(own[writer] for writer in later)])
             for source in run.sources.items():
                 if source[1]:
@@ -180,7 +184,7 @@ class _Inserter:
         if is_replayed(node):
             rate: Any = node.args[1]
             target = operators.dropout_backward
-            args, kwargs = [args[0], mask_of(node), 0.0 if rate == 1.0 else 1.0 / (1.0 - rate)], {}
+            args, kwargs = [args[0], mask_of(node), 1.0 / (1.0 - rate)], {}
         elif has_statistics(node):
             if target is aten._native_batch_norm_legit.default:
                 target = aten._native_batch_norm_legit.no_stats
