@@ -23,6 +23,7 @@ from torch import fx
 
 from olla_fx import torch_compat
 from olla_fx.fx_graph import LAYOUTS, draws_random_numbers, layout_of, layouts_agree, number_argument
+from olla_fx.passes.boundary import tied_to_boundary
 from olla_fx.passes.in_place_forms import in_place_form, is_element_wise, out_form, write_over
 from olla_fx.passes.regions import Regions, has_known_elements
 from olla_fx.torch_compat import pytree
@@ -202,10 +203,22 @@ def _copy_into_new_tensor(copy: fx.Node, regions: Regions) -> None:
 
 
 def _ancestors(graph: fx.Graph) -> dict[fx.Node, int]:
-    """Return for each node the positions of its ancestors, as the bits of a number."""
+    """Return for each node the positions of those that precede it in every order, as the bits of a number.
+
+    A gradient that the caller comes back with follows from no node of forward. What reads it waits for the
+    forward/backward boundary, and that for all that forward's outputs need.
+    """
+    boundary, tied = tied_to_boundary(graph)
+    stays = frozenset(tied)
     ancestors: dict[fx.Node, int] = {}
+    before_boundary = 0
     for index, node in enumerate(graph.nodes):
-        ancestors[node] = 1 << index
+        reached = 1 << index
         for source in node.all_input_nodes:
-            ancestors[node] |= ancestors[source]
+            reached |= ancestors[source]
+        if node is boundary or (node in stays and boundary in ancestors):
+            reached |= before_boundary
+        if node is boundary or (node in stays and boundary not in ancestors):
+            before_boundary |= reached
+        ancestors[node] = reached
     return ancestors

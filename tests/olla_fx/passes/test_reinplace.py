@@ -16,7 +16,8 @@ from olla_fx.passes.regions import Region
 from olla_fx.passes.reinplace import reinplace
 from olla_solvers.problem import ArrayKind
 from tests.olla_fx.comparisons import same_bits
-from tests.olla_fx.helpers import captured_training, front, images
+from tests.olla_fx.harness import OwnLoop
+from tests.olla_fx.helpers import Written, captured_training, front, images, vectors
 
 aten = torch.ops.aten
 
@@ -296,3 +297,17 @@ def test_the_gradient_of_an_activation_takes_the_place_of_its_own():
     assert aten.threshold_backward.default not in targets
     planned = [array.size_bytes for array in dataflow.problem.arrays if array.kind is ArrayKind.PLANNED]
     assert planned.count(2 * 16 * 6 * 6 * 4) == 2
+
+
+def test_in_a_loop_of_ones_own_backward_writes_over_what_forward_has_read():
+    """Forward's readers precede the boundary, and what reads the caller's gradient comes after it."""
+    model = Written(
+        lambda self, x: self.last(F.silu(self.gate(x)) * self.up(x)),
+        gate=nn.Linear(6, 12),
+        up=nn.Linear(6, 12),
+        last=nn.Linear(12, 3),
+    )
+    own = OwnLoop(model, vectors(1)[0][0]).run(vectors(4))
+    own.assert_served()
+    _, backward = own.step.stats.graph_modules
+    assert "aten.mul.Tensor" not in backward.code
