@@ -53,8 +53,7 @@ def mark_boundary(graph: fx.Graph, inputs: tuple[StepInput, ...], results: int) 
     returned = list(cast(Sequence[fx.Node], graph.output_node().args[0]))
     outputs: list[object] = list(returned[:results])
     made = [output for output in outputs if isinstance(output, fx.Node)]
-    callers = {key for node in [*placeholders, *made] for key in storages_of(node.meta.get("val"))} - {None}
-    tied = [node for node in graph.nodes if _stays_on_its_side(node, callers)]
+    tied = _tied(graph, made)
     backward = descendants([*tangents, *(node for node in tied if node.meta.get(IN_BACKWARD))])
     forward = ancestors([*made, *(node for node in tied if node not in backward)])
     copied = _keep_old_values(graph, forward)
@@ -69,6 +68,25 @@ def mark_boundary(graph: fx.Graph, inputs: tuple[StepInput, ...], results: int) 
     with graph.inserting_before(graph.output_node()):
         graph.call_function(end_of_backward, (tuple(returned[results:]),))
     return copied
+
+
+def tied_to_boundary(graph: fx.Graph) -> tuple[fx.Node | None, list[fx.Node]]:
+    """Return a graph's marker between forward and backward, and the operators that stay on their side of it.
+
+    Those that precede the marker in the graph run before it in every order, the others after it. Without a
+    marker there are none.
+    """
+    boundary = next(iter(graph.find_nodes(op="call_function", target=forward_backward_boundary)), None)
+    if boundary is None:
+        return None, []
+    outputs = cast(Sequence[object], boundary.args[0])
+    return boundary, _tied(graph, [output for output in outputs if isinstance(output, fx.Node)])
+
+
+def _tied(graph: fx.Graph, outputs: Sequence[fx.Node]) -> list[fx.Node]:
+    held = [*graph.find_nodes(op="placeholder"), *outputs]
+    callers = {key for node in held for key in storages_of(node.meta.get("val"))} - {None}
+    return [node for node in graph.nodes if _stays_on_its_side(node, callers)]
 
 
 def _stays_on_its_side(node: fx.Node, callers: set[int | None]) -> bool:

@@ -1,8 +1,13 @@
-"""The in-place and ``out=`` forms of operators: the same kernel, writing over an argument."""
+"""The in-place and ``out=`` forms of operators: the same kernel, writing over an argument.
+
+It must read each element before it writes there. Element-wise operators do, and so does BatchNorm with given
+statistics: a channel's mean and variance become two numbers before its elements are read, one at a time.
+"""
 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +15,7 @@ import torch
 from torch import fx
 
 from olla_fx import torch_compat
+from olla_fx.fx_graph import LAYOUTS, draws_random_numbers
 from olla_fx.torch_compat import overload_name, schema_of
 
 aten = torch.ops.aten
@@ -23,6 +29,23 @@ _ELEMENT_WISE_WITHOUT_TAG = frozenset(
         aten.elu_backward.default,
     }
 )
+
+_NORMALISATION = aten._native_batch_norm_legit_no_training.default
+_NORMALISATION_OUT = aten.native_batch_norm.out
+
+
+def overwritable_arguments(node: fx.Node) -> list[fx.Node]:
+    """Return the arguments that an operator has a form for that writes its first result over them."""
+    if node.target is _NORMALISATION:
+        statistics_unread = all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
+        on_cpu = all(result.device.type == "cpu" for result in node.meta["val"])
+        return list(node.all_input_nodes[:1]) if statistics_unread and on_cpu else []
+    if not is_element_wise(node.target) or draws_random_numbers(node):
+        return []
+    if out_form(node.target) is not None:
+        return list(node.all_input_nodes)
+    first = node.args[0] if in_place_form(node.target) is not None else None
+    return [first] if isinstance(first, fx.Node) else []
 
 
 @functools.cache
@@ -67,7 +90,10 @@ def _signature(arguments: Sequence[Any]) -> list[tuple[str, str]]:
 
 
 def write_over(node: fx.Node, argument: Any) -> None:
-    """Let an operator with an in-place or ``out=`` form write its result over one of its arguments."""
+    """Let an operator write its result over one of its :func:`overwritable_arguments`."""
+    if node.target is _NORMALISATION:
+        _normalise_in_place(node)
+        return
     in_place = in_place_form(node.target)
     if in_place is not None and argument is node.args[0]:
         node.target = in_place
@@ -77,3 +103,21 @@ def write_over(node: fx.Node, argument: Any) -> None:
         raise ValueError(f"{node.target} can write to no argument")
     node.target = form
     node.update_kwarg(schema_of(form).arguments[-1].name, argument)
+
+
+def _normalise_in_place(node: fx.Node) -> None:
+    """Let BatchNorm with given statistics write over its input.
+
+    The form also takes tensors for statistics that it saves when it computes them; here they are empty.
+    """
+    *arguments, momentum, epsilon = node.args
+    _, unsaved, _ = node.meta["val"]
+    with node.graph.inserting_before(node):
+        options = {"dtype": unsaved.dtype, "device": unsaved.device}
+        empty = node.graph.call_function(aten.empty.memory_format, ([0],), options)
+    empty.meta["val"] = unsaved
+    if LAYOUTS in node.meta:
+        empty.meta[LAYOUTS] = [node.meta[LAYOUTS][1]]
+    node.target = _NORMALISATION_OUT
+    node.args = (*arguments, False, momentum, epsilon)
+    node.kwargs = {"out": node.args[0], "save_mean": empty, "save_invstd": empty}

@@ -69,7 +69,7 @@ def views_in(graph: fx.Graph) -> frozenset[fx.Node]:
 def follow_storages(root: nn.Module, graph: fx.Graph, views: frozenset[fx.Node]) -> None:
     """Let ``meta["val"]`` show again which nodes share a storage, after the graph was rewritten.
 
-    What writes to an argument and returns it has that argument's value. What makes a view has a new value if
+    What writes to arguments and returns them has their values. What makes a view has a new value if
     no argument lies in the storage of the old one. All other values stay.
 
     Args:
@@ -86,7 +86,8 @@ def follow_storages(root: nn.Module, graph: fx.Graph, views: frozenset[fx.Node])
                 source, index = node.args
                 node.meta["val"] = cast(fx.Node, source).meta["val"][index]
             elif _returns_written(node):
-                node.meta["val"] = written_arguments(node)[0].meta["val"]
+                written = tuple(argument.meta["val"] for argument in written_arguments(node))
+                node.meta["val"] = written if len(written) > 1 else written[0]
             elif node in views and not _lies_in_argument(node):
                 args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
                 node.meta["val"] = node.target(*args, **kwargs)
@@ -98,11 +99,12 @@ def _lies_in_argument(node: fx.Node) -> bool:
 
 
 def _returns_written(node: fx.Node) -> bool:
-    """Return True if an operator's one result is an argument that it writes to."""
+    """Return True if each of an operator's results is an argument that it writes to."""
     if not isinstance(node.target, OpOverload):
         return False
     aliases = [result.alias_info for result in schema_of(node.target).returns]
-    return len(aliases) == 1 and aliases[0] is not None and aliases[0].is_write
+    all_written = all(alias is not None and alias.is_write for alias in aliases)
+    return all_written and 0 < len(aliases) == len(written_arguments(node))
 
 
 def _as_fake(constant: Any, fake_mode: Any) -> Any:

@@ -3,8 +3,9 @@
 Functionalisation gives each result a storage of its own. ``ReLU(inplace=True)``, ``x += shortcut`` and
 the gates of a recurrent cell then hold an activation twice that eager holds once. Two rules undo it:
 
-* An element-wise operator writes its result over an argument of the same layout that is read by nobody
-  else, or only by operators that it waits for anyway (in-place operation, sublinear memory §3). No order
+* An element-wise operator, or BatchNorm with given statistics, writes its result over an argument of the same
+  layout that is read by nobody else, or only by operators that it waits for anyway (in-place operation,
+  sublinear memory §3). No order
   of the graph needs more memory for it: at the operator, the old and the new value would both be alive.
 * ``copy(x, op(x, ..))``, which capture leaves where eager works in place on a tensor with gaps
   (:mod:`olla_fx.capture.eager_numerics`), becomes ``op_(x, ..)`` if no reader of the old value follows,
@@ -31,7 +32,8 @@ from olla_fx.fx_graph import (
     layouts_agree,
     number_argument,
 )
-from olla_fx.passes.in_place_forms import in_place_form, is_element_wise, out_form, write_over
+from olla_fx.passes.boundary import tied_to_boundary
+from olla_fx.passes.in_place_forms import in_place_form, is_element_wise, overwritable_arguments, write_over
 from olla_fx.passes.regions import Regions, has_known_elements
 from olla_fx.torch_compat import pytree
 
@@ -69,18 +71,18 @@ def reinplace(graph: fx.Graph, *, keep_forward: bool = False) -> int:
             continue
         if node.target is aten.copy.default:
             count += _reinplace_copy(node, regions)
-        elif is_element_wise(node.target) and not draws_random_numbers(node):
-            target = _target_for(node, regions, ancestors)
-            if target is not None:
-                regions.move(node, target)
-                write_over(node, target)
-                count += 1
+            continue
+        target = _target_for(node, regions, ancestors)
+        if target is not None:
+            regions.move(node, target)
+            write_over(node, target)
+            count += 1
     return count
 
 
 def _target_for(node: fx.Node, regions: Regions, ancestors: Mapping[fx.Node, int]) -> fx.Node | None:
     """Return the first argument whose storage can become the result's, at no cost in any order."""
-    for argument in node.all_input_nodes:
+    for argument in overwritable_arguments(node):
         if fits_over(node, argument, regions) and _may_share(node, argument, regions, ancestors):
             return argument
     return None
@@ -91,8 +93,7 @@ def fits_over(node: fx.Node, target: fx.Node, regions: Regions) -> bool:
 
     Others may still need the argument.
     """
-    in_place = in_place_form(node.target) if target is node.args[0] else None
-    if not (in_place or out_form(node.target)):
+    if target not in overwritable_arguments(node):
         return False
     if not _same_layout(node, target) or not _arguments_agree(node, target):
         return False
@@ -110,6 +111,8 @@ def _may_share(node: fx.Node, target: fx.Node, regions: Regions, ancestors: Mapp
 def _same_layout(node: fx.Node, target: fx.Node) -> bool:
     """Return True if both have the same shape, type and strides, and fill their storages."""
     result, old = node.meta.get("val"), target.meta.get("val")
+    if isinstance(result, tuple):
+        result = result[0]
     if not has_known_elements(result) or not has_known_elements(old):
         return False
     same = result.shape == old.shape and result.dtype == old.dtype and result.stride() == old.stride()
@@ -224,10 +227,22 @@ def _copy_into_new_tensor(copy: fx.Node, regions: Regions) -> None:
 
 
 def _ancestors(graph: fx.Graph) -> dict[fx.Node, int]:
-    """Return for each node the positions of its ancestors, as the bits of a number."""
+    """Return for each node the positions of those that precede it in every order, as the bits of a number.
+
+    A gradient that the caller comes back with follows from no node of forward. What reads it waits for the
+    forward/backward boundary, and that for all that forward's outputs need.
+    """
+    boundary, tied = tied_to_boundary(graph)
+    stays = frozenset(tied)
     ancestors: dict[fx.Node, int] = {}
+    before_boundary = 0
     for index, node in enumerate(graph.nodes):
-        ancestors[node] = 1 << index
+        reached = 1 << index
         for source in node.all_input_nodes:
-            ancestors[node] |= ancestors[source]
+            reached |= ancestors[source]
+        if node is boundary or (node in stays and boundary in ancestors):
+            reached |= before_boundary
+        if node is boundary or (node in stays and boundary not in ancestors):
+            before_boundary |= reached
+        ancestors[node] = reached
     return ancestors

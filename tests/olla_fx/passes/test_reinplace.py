@@ -1,6 +1,7 @@
 """Operators that write over an argument: only where nobody could tell, and with the same bits."""
 
 import itertools
+from operator import getitem
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from olla_fx.passes.regions import Region
 from olla_fx.passes.reinplace import reinplace
 from olla_solvers.problem import ArrayKind
 from tests.olla_fx.comparisons import same_bits
-from tests.olla_fx.helpers import captured_training, front, images
+from tests.olla_fx.harness import OwnLoop, check_inference
+from tests.olla_fx.helpers import Written, captured_training, front, images, vectors
 
 aten = torch.ops.aten
 
@@ -277,6 +279,76 @@ def test_bits_are_those_of_the_functional_form(layout, dtype):
     assert written > 60
 
 
+NORMALISED = {
+    "images": (2, 8, 5, 7), "rows": (30, 8), "signals": (3, 8, 9), "volumes": (2, 8, 3, 4, 5),
+    "one row": (1, 8),
+}  # fmt: skip
+
+
+def normalisation(of_statistics):
+    """BatchNorm in evaluation, with statistics and weights that were trained."""
+    for affine in (True, False):
+        norm = nn.BatchNorm1d(8, affine=affine)
+        for tensor in (*norm.parameters(), norm.running_mean, norm.running_var):
+            nn.init.uniform_(tensor, 0.5, 2.0)
+        norm = norm.to(of_statistics).eval().requires_grad_(False)
+        yield norm.weight, norm.bias, norm.running_mean, norm.running_var
+
+
+@pytest.mark.parametrize("shape", NORMALISED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_a_normalisation_over_its_input_has_the_same_bits(shape, dtype):
+    """With statistics of the input's type, and with those that mixed precision keeps in 32 bits."""
+    operator = aten._native_batch_norm_legit_no_training.default
+    for of_statistics in {dtype, torch.float64 if dtype == torch.float64 else torch.float32}:
+        for parts in normalisation(of_statistics):
+            x = torch.randn(NORMALISED[shape]).to(dtype)
+            for layout in (torch.contiguous_format, torch.channels_last):
+                if layout == torch.channels_last and x.dim() != 4:
+                    continue
+                x = x.to(memory_format=layout)
+                expected = operator(x, *parts, 0.1, 1e-5)
+                graph = fx.Graph()
+                x_node, *names = [graph.placeholder(name) for name in ("x", "weight", "bias", "mean", "var")]
+                node = graph.call_function(operator, (x_node, *names, 0.1, 1e-5))
+                node.meta["val"] = expected
+                graph.output((graph.call_function(getitem, (node, 0)),))
+                write_over(node, x_node)
+                written_to = x.clone()
+                (result,) = fx.GraphModule(nn.Module(), graph)(written_to, *parts)
+                assert result.data_ptr() == written_to.data_ptr()
+                assert result.stride() == expected[0].stride()
+                assert same_bits(result, expected[0])
+
+
+def normalised(layout=torch.contiguous_format):
+    first, last = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 4, 3)
+    model = nn.Sequential(first, nn.BatchNorm2d(16), nn.ReLU(), last, nn.BatchNorm2d(4))
+    return model.to(memory_format=layout)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_inference_normalises_in_place(layout):
+    batches = [(x.to(memory_format=layout),) for x, _ in images(4)]
+    step = check_inference(normalised(layout), batches, 1)
+    assert "native_batch_norm.out" in step.graph_module.code
+
+
+def test_inference_normalises_in_place_at_all_sizes():
+    batches = [images(1, batch=batch)[0][:1] for batch in (2, 3, 3, 5, 5, 2, 4)]
+    step = check_inference(normalised(), batches, 1)
+    assert "native_batch_norm.out" in step.graph_module.code
+
+
+def test_what_backward_reads_of_a_frozen_normalisation_is_not_written_over():
+    model = normalised()
+    for module in model:
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()
+    own = OwnLoop(nn.Sequential(model, nn.Flatten(), nn.Linear(64, 5)), images(1)[0][0])
+    own.run(images(4)).assert_served()
+
+
 def test_an_activation_in_place_needs_one_array():
     """A large activation that eager computes in place is no second array here."""
     model = nn.Sequential(nn.Conv2d(3, 64, 1), nn.ReLU(inplace=True), nn.Conv2d(64, 3, 1)).eval()
@@ -296,3 +368,17 @@ def test_the_gradient_of_an_activation_takes_the_place_of_its_own():
     assert aten.threshold_backward.default not in targets
     planned = [array.size_bytes for array in dataflow.problem.arrays if array.kind is ArrayKind.PLANNED]
     assert planned.count(2 * 16 * 6 * 6 * 4) == 2
+
+
+def test_in_a_loop_of_ones_own_backward_writes_over_what_forward_has_read():
+    """Forward's readers precede the boundary, and what reads the caller's gradient comes after it."""
+    model = Written(
+        lambda self, x: self.last(F.silu(self.gate(x)) * self.up(x)),
+        gate=nn.Linear(6, 12),
+        up=nn.Linear(6, 12),
+        last=nn.Linear(12, 3),
+    )
+    own = OwnLoop(model, vectors(1)[0][0]).run(vectors(4))
+    own.assert_served()
+    _, backward = own.step.stats.graph_modules
+    assert "aten.mul.Tensor" not in backward.code
