@@ -25,7 +25,6 @@ from olla_fx.fx_graph import forward_backward_boundary, source_of
 from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.progress import Progress
 from olla_fx.recomputation import choose_recomputation
-from olla_fx.recomputed import Recomputed
 from olla_fx.rewriting import Candidate, Rewriting, choose_rewrites
 from olla_fx.step_plan import ArrayAtPeak, Plan
 from olla_fx.time_limit import TimeLimit
@@ -146,8 +145,8 @@ def _plan_captured(request: CompileRequest, captured: CapturedStep, progress: Pr
     seconds: dict[str, float] = {}
     if request.earlier is None:
         with _timed("passes", seconds, progress):
-            candidate, recomputed = _chosen(request, captured)
-        dataflow, changes = candidate.dataflow, candidate.changes
+            candidate = _chosen(request, captured)
+        dataflow, changes, recomputed = candidate.dataflow, candidate.changes, candidate.recomputed
         if candidate.schedule is not None:
             names = [operator.name for operator in dataflow.problem.operators]
             request = replace(request, start=[names[operator] for operator in candidate.schedule.order])
@@ -192,7 +191,7 @@ def _plan_captured(request: CompileRequest, captured: CapturedStep, progress: Pr
     return CompiledStep(captured, dataflow, plan, Binding.BUFFER if in_buffer else Binding.STOCK, emitted)
 
 
-def _chosen(request: CompileRequest, captured: CapturedStep) -> tuple[Candidate, Recomputed]:
+def _chosen(request: CompileRequest, captured: CapturedStep) -> Candidate:
     """Return the step after the rewrites that pay and with what is computed again."""
     remember = partial(disk_cache.remembered, captured.device)
     probe = Probe(captured.device, request.runs, remember)
@@ -201,7 +200,7 @@ def _chosen(request: CompileRequest, captured: CapturedStep) -> tuple[Candidate,
     rewriting = Rewriting(captured, _usual_gradients(captured), probe, seconds)
     candidate = choose_rewrites(rewriting, options.rewrites)
     if captured.mode is Mode.INFERENCE:
-        return candidate, Recomputed()
+        return candidate
     return choose_recomputation(rewriting, candidate, options.recompute)
 
 

@@ -7,6 +7,8 @@ anew, and taken only if the peak falls by it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from olla_fx.costs import Costs, DeviceProfile, operator_seconds
 from olla_fx.fx_graph import source_of
 from olla_fx.recomputed import Recomputed, RecomputedArray
@@ -18,8 +20,8 @@ from olla_solvers.recomputation.problem import Recomputation, RecomputationProbl
 
 def choose_recomputation(
     rewriting: Rewriting, candidate: Candidate, share: float, profile: DeviceProfile | None = None
-) -> tuple[Candidate, Recomputed]:
-    """Return a step that needs less within a share of its time, and what it computes again.
+) -> Candidate:
+    """Return a step that needs less within a share of its time.
 
     Args:
         rewriting: the step.
@@ -31,7 +33,7 @@ def choose_recomputation(
         The candidate itself if nothing pays.
     """
     if share <= 0:
-        return candidate, Recomputed()
+        return candidate
     kept = rewriting.ordered(rewriting.keeping_forward(candidate))
     if kept.schedule is None:
         raise ValueError("the candidate was not ordered")
@@ -39,14 +41,14 @@ def choose_recomputation(
     problem = recomputation_problem(kept.dataflow, kept.schedule.order, costs.seconds)
     answer = least_memory(problem, share * problem.step_seconds)
     if not answer.dropped:
-        return candidate, Recomputed()
+        return candidate
     step = with_repetitions(kept.dataflow, answer.executions)
     repeated = rewriting.ordered(Candidate(step.dataflow, candidate.changes), step.order)
     candidate = rewriting.ordered(candidate)
     if repeated.peak_bytes >= (1 - LEAST_GAIN) * candidate.peak_bytes:
-        return candidate, Recomputed()
+        return candidate
     saved_bytes = candidate.peak_bytes - repeated.peak_bytes
-    return repeated, _told(kept, problem, answer, costs, saved_bytes)
+    return replace(repeated, recomputed=_told(kept, problem, answer, costs, saved_bytes))
 
 
 def _told(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from olla_fx.capture import CapturedStep
 from olla_fx.dataflow import Dataflow, GradientsInBuffer, build_dataflow
@@ -21,6 +21,7 @@ from olla_fx.passes import run_passes
 from olla_fx.passes.rewrites import Wanted
 from olla_fx.passes.rewrites.blocked_updates import BLOCKS_IN_PEAK, gradients_of_updates
 from olla_fx.passes.rewrites.probes import Probe
+from olla_fx.recomputed import Recomputed
 from olla_fx.rewrites import Change
 from olla_solvers.analysis import lifetimes, resident_bytes, timesteps
 from olla_solvers.order import order_quickly
@@ -46,12 +47,14 @@ class Candidate:
         changes: what the rewrites have changed.
         schedule: an order of it.
         wanted: the rewrites that it was made with; None for none.
+        recomputed: what its backward computes again.
     """
 
     dataflow: Dataflow
     changes: tuple[Change, ...] = ()
     schedule: Schedule | None = None
     wanted: Wanted | None = None
+    recomputed: Recomputed = field(default_factory=Recomputed)
 
     @property
     def peak_bytes(self) -> int:

@@ -1,8 +1,8 @@
 """The smallest peak within so many seconds of repetitions: what nearly free recomputation can save.
 
 It begins from the best corner of the curve of minimum cuts within the seconds
-(:mod:`olla_solvers.recomputation.cuts`), and from the step without repetitions. Budgets below are met greedily
-(:mod:`olla_solvers.recomputation.greedy`); what turns out not to be needed is kept again, and where a budget
+(:mod:`olla_solvers.recomputation.cuts`), and from the step without repetitions. Budgets below are met
+greedily (:mod:`olla_solvers.recomputation.greedy`); what turns out not to be needed is kept again, and where a budget
 is not met, it is bisected. The effort is counted in walks, so that the answer does not depend on the
 machine's speed.
 """
