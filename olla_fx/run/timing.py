@@ -8,7 +8,7 @@ ones.
 from __future__ import annotations
 
 from olla_fx import disk_cache
-from olla_fx.costs import keep_measurements, measure_kinds, read_measurements
+from olla_fx.costs import keep_measurements, measure_kinds, operator_seconds, read_measurements
 from olla_fx.dataflow import Dataflow
 from olla_fx.run.recording import OperatorRecord, StepRecord
 
@@ -17,6 +17,9 @@ SHARE_OF_RUN = 0.25
 
 ALWAYS_SECONDS = 0.1
 """What it may take in any case: enough for all operators of a small step."""
+
+ENOUGH_MEASURED = 0.8
+"""Share of the step's time from which on no more is measured: later starts plan with the same seconds."""
 
 SHARE_OF_PEAK = 1 / 2
 """Of the plan's peak, what an operator's arguments and results may take at most to be measured: arguments of
@@ -37,6 +40,8 @@ def measure_operators(dataflow: Dataflow, record: StepRecord, run_seconds: float
     if disk_cache.cache_folder() is None:
         return
     known = read_measurements(dataflow.device)
+    if operator_seconds(dataflow, measurements=known).measured_share >= ENOUGH_MEASURED:
+        return
     measured = measure_kinds(
         dataflow,
         known,

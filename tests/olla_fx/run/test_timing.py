@@ -41,6 +41,14 @@ def test_a_whole_step_is_measured_once(asked):
 
 
 @pytest.mark.usefixtures("_kept")
+def test_what_is_known_is_not_measured_again(asked, monkeypatch):
+    monkeypatch.setattr(timing, "ENOUGH_MEASURED", 0.01)
+    for _ in range(2):
+        WholeStep(SmallNet(), ADAMW, images(1)[0], recompute=0.01).train(images(1)[0])
+    assert len(asked) == 1
+
+
+@pytest.mark.usefixtures("_kept")
 def test_a_loop_of_ones_own_is_measured(asked):
     batches = images(4)
     loop = OwnLoop(SmallNet(), batches[0][0], recompute=0.01)
