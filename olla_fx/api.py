@@ -19,6 +19,7 @@ from olla_fx.capture.eager import follow_eager
 from olla_fx.capture.optimizer import warn_about_fused
 from olla_fx.capture.values.questions import known_answers
 from olla_fx.compile import CompileRequest, compile_step, plan_of
+from olla_fx.costs import profile_by_name
 from olla_fx.errors import CaptureError, UnsupportedOptimizerError
 from olla_fx.options import Options, changed_options
 from olla_fx.progress import Progress
@@ -82,6 +83,7 @@ def plan(
     loss_fn: LossFunction | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     baseline: bool = True,
+    device_profile: str | None = None,
     options: Options | None = None,
     **changes: Any,
 ) -> Plan:
@@ -95,6 +97,8 @@ def plan(
         loss_fn: gives a scalar from outputs and target.
         optimizer: over the model's parameters.
         baseline: also follow an eager step under fake tensors, to say what it would need.
+        device_profile: a name among :data:`olla_fx.costs.PROFILES` (``a100``, ``h100``, ``h200``, ``cpu``):
+            what operators take there decides what is recomputed. None for the model's own device.
         options: how to plan the step.
         changes: single options by keyword, as for :func:`optimize`.
 
@@ -107,8 +111,9 @@ def plan(
         SolverUnavailableError: if the solver is unknown or not installed.
     """
     request = _request(model, example_input, loss_fn, optimizer, changed_options(options, changes))
+    profile = None if device_profile is None else profile_by_name(device_profile)
     with Progress() as progress:
-        step, update = compile_step(CompileRequest(request, runs=False, progress=progress))
+        step, update = compile_step(CompileRequest(request, runs=False, progress=progress, profile=profile))
         planned = plan_of(step, update)
         if not baseline:
             return planned

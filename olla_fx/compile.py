@@ -19,6 +19,7 @@ import torch
 from olla_fx import arena, disk_cache, torch_compat
 from olla_fx.arena import Binding
 from olla_fx.capture import CapturedStep, Mode, Role, StepRequest, capture
+from olla_fx.costs import DeviceProfile
 from olla_fx.dataflow import Dataflow, GradientsInBuffer, arrays_of_results
 from olla_fx.emit import EmittedStep, Handover, emit
 from olla_fx.fx_graph import forward_backward_boundary, source_of
@@ -56,6 +57,7 @@ class CompileRequest:
         problem: the captured problem with recorded workspaces, to plan instead of it.
         start: operators' names in the order of a similar step's plan, such as one of another batch size, to
             begin from; by default that of ``earlier``.
+        profile: of a device that is not there, whose seconds count; None for the one that the step is for.
     """
 
     step: StepRequest
@@ -66,6 +68,7 @@ class CompileRequest:
     earlier: CompiledStep | None = None
     problem: Problem | None = None
     start: Sequence[str] | None = None
+    profile: DeviceProfile | None = None
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,7 @@ def _chosen(request: CompileRequest, captured: CapturedStep) -> Candidate:
     candidate = choose_rewrites(rewriting, options.rewrites)
     if captured.mode is Mode.INFERENCE:
         return candidate
-    return choose_recomputation(rewriting, candidate, options.recompute)
+    return choose_recomputation(rewriting, candidate, options.recompute, request.profile)
 
 
 def _memory_plan(

@@ -66,7 +66,7 @@ def _told(
         _repetitions(answer),
         answer.extra_seconds,
         problem.step_seconds,
-        f"{costs.source} for {costs.device}",
+        costs.told,
         saved_bytes,
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from olla_fx import models
 from olla_fx.api import plan as plan_step
 from olla_fx.cli.common import UsageError, check_folders, count, report
+from olla_fx.costs import PROFILES
 from olla_fx.options import RECOMPUTE
 from olla_fx.rewrites import REWRITES
 from olla_fx.step_plan import Plan
@@ -58,6 +59,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="of the step's time that backward may spend on computing again what would be kept",
     )
+    command.add_argument(
+        "--device-profile",
+        choices=PROFILES,
+        metavar="NAME",
+        help=f"a device that is not here, whose time --recompute counts: {' | '.join(PROFILES)}",
+    )
     command.add_argument("--no-baseline", action="store_true", help="do not ask what eager would need")
     command.add_argument("--plot", metavar="FILE", help="draw the plan into a .png, .svg or .pdf file")
 
@@ -91,6 +98,7 @@ def run(parsed: argparse.Namespace) -> None:
         baseline=not parsed.no_baseline,
         rewrites=_rewrites(parsed.rewrites),
         recompute=parsed.recompute,
+        device_profile=parsed.device_profile,
     )
     report(plan.report(), _document(plan, parsed.solver), parsed.json)
     if parsed.plot:

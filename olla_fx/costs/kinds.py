@@ -66,20 +66,29 @@ def operator_name(operator: Any) -> str:
 
 
 def kind_of(node: fx.Node) -> str:
-    """Return a digest of all that the time of an operator depends on, its device aside."""
-    layouts = fx.node.map_aggregate((node.args, node.kwargs), _described)
-    results = [_described(leaf) for leaf in pytree.tree_leaves(node.meta.get("val"))]
-    return hashlib.sha256(f"{node.target} {layouts!r} {results}".encode()).hexdigest()[:16]
+    """Return a digest of all that the time of an operator depends on, its device aside.
+
+    Where its results lie is no part of it: in place, in memory that is given, or in memory of its own.
+    """
+    if isinstance(node.target, OpOverload):
+        name, arguments = operator_name(node.target), given_arguments(node)
+        given = [(argument.name, _described(value)) for argument, value in arguments if not argument.is_out]
+    else:
+        name, given = str(node.target), [("", _described([node.args, *node.kwargs.values()]))]
+    results = _described(node.meta.get("val"))
+    return hashlib.sha256(f"{name} {given} {results}".encode()).hexdigest()[:16]
 
 
 def _described(argument: Any) -> str:
-    if isinstance(argument, fx.Node):
-        leaves = pytree.tree_leaves(argument.meta.get("val"))
-        # What is no tensor may be another number at each call.
-        described = (_described(leaf) if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves)
-        return " ".join(map(str, described))
     if isinstance(argument, torch.Tensor):
         return f"{argument.dtype} {tuple(argument.shape)} {argument.stride()} {argument.device.type}"
+    if isinstance(argument, list | tuple):
+        return str([_described(item) for item in argument])
+    if isinstance(argument, fx.Node):
+        value = argument.meta.get("val")
+        # What is no tensor may be another number at each call.
+        is_layout = isinstance(value, torch.Tensor | list | tuple)
+        return _described(value) if is_layout else type(value).__name__
     return repr(argument)
 
 
@@ -91,8 +100,8 @@ def can_be_measured(node: fx.Node, device: torch.device) -> bool:
     name = operator_name(operator)
     if _draws(node) or name in _VALUES_MATTER or (may_raise(node) and name not in _INDEXING):
         return False
-    if any(_is_unknown(given) and str(argument.type) not in _NUMBER_TYPES
-           for argument, given in given_arguments(node)):  # fmt: skip
+    given = list(given_arguments(node))
+    if any(_is_unknown(value) and str(argument.type) not in _NUMBER_TYPES for argument, value in given):
         return False
     tensors = _tensors_given(node)
     if not any(is_on(tensor, device) and tensor.numel() for tensor in (*tensors, *_tensors_of(node))):
@@ -102,12 +111,11 @@ def can_be_measured(node: fx.Node, device: torch.device) -> bool:
 
 
 def _draws(node: fx.Node) -> bool:
-    """Return True if an operator draws random numbers; attention without dropout only says so."""
+    """Return True if an operator draws random numbers; attention without dropout only says that it does."""
     if not draws_random_numbers(node):
         return False
-    return all(given != 0.0 for argument, given in given_arguments(node) if argument.name == "dropout_p") or (
-        not any(argument.name == "dropout_p" for argument, _ in given_arguments(node))
-    )
+    rates = [given for argument, given in given_arguments(node) if argument.name == "dropout_p"]
+    return not rates or any(rate != 0.0 for rate in rates)
 
 
 def _is_unknown(given: object) -> bool:

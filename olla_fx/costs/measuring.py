@@ -72,14 +72,15 @@ def measure_kinds(
     Returns:
         The kinds that were measured now.
     """
-    deadline = time.perf_counter() + seconds
     measured: dict[Kind, Measurement] = {}
     if arena.in_region():
         return measured
     device = dataflow.device
     stopwatch = _CudaStopwatch(device) if device.type == "cuda" else _Stopwatch(device)
+    unknown = _unknown_kinds(dataflow, known)
+    deadline = time.perf_counter() + seconds
     with _prepared(device):
-        for kind, node, expected in _unknown_kinds(dataflow, known):
+        for kind, node, expected in unknown:
             is_too_large = most_bytes is not None and operand_bytes(node) > most_bytes
             # A run that warms up, and half as long for the arguments.
             if is_too_large or time.perf_counter() + 2.5 * expected > deadline:

@@ -18,8 +18,9 @@ from typing import TypeVar
 from olla_fx.costs.kinds import kind_of, operator_name
 from olla_fx.costs.measurements import Measurements, read_measurements
 from olla_fx.costs.profiles import DeviceProfile, profile_of
-from olla_fx.costs.work import MARKERS, Work, work_of
+from olla_fx.costs.work import Work, work_of
 from olla_fx.dataflow import Dataflow
+from olla_fx.fx_graph import is_marker
 
 _Key = TypeVar("_Key")
 
@@ -50,6 +51,13 @@ class Costs:
         """``measured`` if most of the seconds are, else ``estimated``."""
         return MEASURED if self.measured_share > 1 / 2 else ESTIMATED
 
+    @property
+    def told(self) -> str:
+        """Where the seconds come from, in words."""
+        if not self.measured_share:
+            return f"estimated for {self.device}"
+        return f"{self.measured_share:.0%} of it measured here, the rest estimated for {self.device}"
+
 
 def operator_seconds(
     dataflow: Dataflow, profile: DeviceProfile | None = None, measurements: Measurements | None = None
@@ -68,21 +76,17 @@ def operator_seconds(
         measurements = read_measurements(dataflow.device)
     chosen = profile or profile_of(dataflow.device)
     ratios = _Ratios(measurements, chosen)
-    seconds: list[float] = []
-    measured_seconds = 0.0
-    for node in dataflow.operators:
-        if node.target in MARKERS:
-            seconds.append(0.0)
-            continue
-        measured = measurements.get(kind_of(node)) if measurements else None
-        if measured is None:
+    by_kind = {kind: measured.seconds for kind, measured in measurements.items()}
+    kinds = ["" if is_marker(node) else kind_of(node) for node in dataflow.operators]
+    by_kind[""] = 0.0
+    for kind, node in zip(kinds, dataflow.operators, strict=True):
+        if kind not in by_kind:
             work = work_of(node, dataflow.device)
-            seconds.append(ratios.of(operator_name(node.target), work) * _estimate(work, chosen))
-        else:
-            seconds.append(measured.seconds)
-            measured_seconds += measured.seconds
+            by_kind[kind] = ratios.of(operator_name(node.target), work) * _estimate(work, chosen)
+    seconds = tuple(by_kind[kind] for kind in kinds)
+    measured_seconds = sum(by_kind[kind] for kind in kinds if kind in measurements)
     step_seconds = sum(seconds)
-    return Costs(tuple(seconds), chosen.name, measured_seconds / step_seconds if step_seconds else 0.0)
+    return Costs(seconds, chosen.name, measured_seconds / step_seconds if step_seconds else 0.0)
 
 
 def _estimate(work: Work, profile: DeviceProfile) -> float:

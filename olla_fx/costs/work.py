@@ -21,13 +21,7 @@ from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from olla_fx import operators
-from olla_fx.fx_graph import (
-    end_of_backward,
-    forward_backward_boundary,
-    given_arguments,
-    is_on,
-    is_written,
-)
+from olla_fx.fx_graph import given_arguments, is_marker, is_on, is_written
 from olla_fx.torch_compat import OpOverload, plain_name, pytree, storage_key
 
 aten = torch.ops.aten
@@ -50,9 +44,6 @@ class Work:
 
 NO_WORK = Work(0, torch.float32, 0)
 
-MARKERS = (forward_backward_boundary, end_of_backward)
-"""Operators of a graph that run nothing."""
-
 
 def work_of(node: fx.Node, device: torch.device) -> Work:
     """Return what an operator does.
@@ -61,7 +52,7 @@ def work_of(node: fx.Node, device: torch.device) -> Work:
         node: an operator of a graph that was propagated with fake tensors.
         device: tensors elsewhere count nothing.
     """
-    if node.target in MARKERS:
+    if is_marker(node):
         return NO_WORK
     tensors = _Tensors.of(node, device)
     return Work(_flops(node), _computing_type(tensors), _moved_bytes(node, tensors))

@@ -13,6 +13,7 @@ workspaces), and try out algorithms (cuDNN in benchmark mode), which no later ru
 from __future__ import annotations
 
 import functools
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ from olla_fx.run.recording import (
     problem_with_workspaces,
     read_recording,
 )
+from olla_fx.run.timing import measure_operators
 from olla_fx.run.waiting import gathered
 from olla_fx.time_limit import TimeLimit
 from olla_solvers.effort.freed_memory import garbage_collected, return_freed_memory
@@ -244,11 +246,18 @@ class Executor:
             run.recorded = False
             order = run.step.plan.order
             record = read_recording(run.step.dataflow, order, run.addresses, run.recording)
+            self._measure(run, record)
             self._plan_again(record, run.gradients, run.limit)
         elif not (again or run.was_in_the_way or self._wants_recording) and any(
             counts.outside for counts in run.counts
         ):
             self._wants_recording = self._recordings < MOST_RECORDINGS
+
+    def _measure(self, run: Run, record: StepRecord) -> None:
+        """Measure what operators take, if plans depend on it; a family's have no layouts of their own."""
+        if self._request.step.options.recompute and self._compile_again is None:
+            plan = run.step.plan
+            measure_operators(run.step.dataflow, record, run.recorded_seconds, plan.peak_bytes)
 
     def _plan_again(self, record: StepRecord, gradients: GradientsInBuffer, limit: TimeLimit | None) -> None:
         """Compile the step anew with what was recorded."""
@@ -279,6 +288,7 @@ class Run:
         counts: of each phase so far.
         outside_log: operator, ordinal and bytes of unexpected requests so far.
         recorded: True if it is being recorded.
+        recorded_seconds: of its phases so far, if recorded.
         is_repeated: True if its last phase runs several times.
         addresses: for each timestep, where the operator's results are, if recorded.
         recording: the planning thread's requests, if recorded.
@@ -302,6 +312,7 @@ class Run:
         self.step = executor.step
         self.arena = arena
         self.recorded = recorded
+        self.recorded_seconds = 0.0
         self.limit = limit
         self.is_repeated = False
         self.counts: list[RunCounts] = []
@@ -371,8 +382,10 @@ class Run:
         interpreter = RecordingInterpreter(
             phase, operators, self.step.captured.device, self.step.emitted.numbers
         )
+        started = time.perf_counter()
         with torch.no_grad(), arena.region(record=True):
             results = interpreter.run(*arguments)
+        self.recorded_seconds += time.perf_counter() - started
         if index + 1 < len(self.step.emitted.functions):
             answer, kept = results
             results = answer, list(kept)  # a list of the graph's cannot be emptied

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import fx, nn
-from torch._subclasses import FakeTensorMode
 
 import olla_fx.operators  # noqa: F401 - defines operators that are asked for by name
 from olla_fx.capture import Mode, StepRequest
@@ -11,31 +10,12 @@ from olla_fx.compile import CompileRequest, compile_step
 from olla_fx.costs import operator_seconds, profile_by_name, work_of
 from olla_fx.costs.work import touched_bytes
 from olla_fx.models import build_model, optimizer_by_name
+from tests.olla_fx.costs.nodes import node_of
 from tests.olla_fx.helpers import captured_training, front, images, mlp, vectors
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
 FLOAT_BYTES = 4
-
-
-def node_of(operator, *arguments, **keywords):
-    """A node of an operator on tensors of these layouts."""
-    graph = fx.Graph()
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-
-        def placed(argument):
-            if not isinstance(argument, torch.Tensor):
-                return argument
-            node = graph.placeholder(f"x{len(graph.nodes)}")
-            node.meta["val"] = mode.from_tensor(argument)
-            return node
-
-        given = fx.node.map_aggregate(arguments, placed)
-        named = fx.node.map_aggregate(keywords, placed)
-        node = graph.call_function(operator, given, dict(named))
-        fake = fx.node.map_arg((given, dict(named)), lambda source: source.meta["val"])
-        node.meta["val"] = operator(*fake[0], **fake[1])
-    return node
 
 
 def work(operator, *arguments, **keywords):
