@@ -193,12 +193,14 @@ class _Step:
 
     def _written(self, operator: OperatorIndex) -> set[ArrayIndex]:
         targets = written_arguments(self._nodes[operator])
-        return {array for target in targets for array in self._arrays_of(target)}
+        arrays = {array for target in targets for array in self._arrays_of(target)}
+        return {array for array in arrays if self._arrays[array].size_bytes}
 
     def taken_over_by(self, operator: OperatorIndex) -> list[tuple[ArrayIndex, ArrayIndex]]:
         """Return the arrays in whose memory an operator could make its result, each with the result."""
         node = self._nodes[operator]
-        made = [array for array in self._produced[operator] if array is not None]
+        produced = [array for array in self._produced[operator] if array is not None]
+        made = [array for array in produced if self._arrays[array].size_bytes]
         if len(made) != 1:
             return []
         return [

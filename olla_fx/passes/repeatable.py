@@ -37,7 +37,6 @@ from olla_fx.fx_graph import (
     storages_of,
     written_arguments,
 )
-from olla_fx.passes.in_place_forms import is_element_wise
 from olla_fx.passes.regions import Region, Regions
 from olla_fx.passes.reinplace import fits_over
 from olla_fx.torch_compat import pytree
@@ -112,7 +111,7 @@ class Repeatable:
             return False
         if not self._is_planned(node):
             return False
-        if not _makes_arrays_or_writes(node):
+        if not _makes_or_writes(node):
             return False
         return self._own(node).isdisjoint(self._static) and all(map(self._stays, self.sources(node)))
 
@@ -172,14 +171,14 @@ class Repeatable:
 
     def fits_over(self, node: fx.Node, target: fx.Node) -> bool:
         """Return True if an operator's result could be written over an argument that nobody else needs."""
-        return is_element_wise(node.target) and fits_over(node, target, self._regions)
+        return fits_over(node, target, self._regions)
 
 
-def _makes_arrays_or_writes(node: fx.Node) -> bool:
-    """Return False if an operator makes something and returns an argument that it has written, too."""
-    read = {key for source in node.all_input_nodes for key in storages_of(source.meta.get("val"))}
-    results = storages_of(node.meta.get("val"))
-    return len(results) == 1 or read.isdisjoint(set(results) - {None})
+def _makes_or_writes(node: fx.Node) -> bool:
+    """Return False if an operator both makes something and returns arguments that it has written to."""
+    read = {key for source in node.all_input_nodes for key in storages_of(source.meta.get("val"))} - {None}
+    results = set(storages_of(node.meta.get("val"))) - {None}
+    return read.isdisjoint(results) or results <= read
 
 
 def _is_kept_by_copy(base: fx.Node) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -34,6 +34,7 @@ from olla_fx.fx_graph import (
     forward_backward_boundary,
     is_free,
     storages_of,
+    written_arguments,
 )
 from olla_fx.passes.cleanup import has_effect
 from olla_fx.passes.propagate import follow_storages, views_in
@@ -99,8 +100,22 @@ def repeat_operators(
     follow_storages(graph_module, graph, views)
     reinplace(graph)
     follow_storages(graph_module, graph, views)
-    names = [node.name for node in inserter.sequence if not torch_compat.is_erased(node)]
-    return RepeatedGraph(torch_compat.lazy_graph_module(graph_module, graph), tuple(names))
+    return RepeatedGraph(
+        torch_compat.lazy_graph_module(graph_module, graph), tuple(_names_in_order(inserter.sequence))
+    )
+
+
+def _names_in_order(sequence: Sequence[fx.Node]) -> Iterator[str]:
+    """Yield the operators' names, with those that passes have inserted in front of who reads them."""
+    named = set(sequence)
+    for node in sequence:
+        if torch_compat.is_erased(node):
+            continue
+        for source in node.all_input_nodes:
+            if source not in named and not is_free(source):
+                named.add(source)
+                yield source.name
+        yield node.name
 
 
 class _Inserter:
@@ -179,7 +194,7 @@ class _Inserter:
     def _repeat(self, run: OperatorRun, before: fx.Node) -> None:
         """Insert a repetition, and what it needs."""
         node = self._nodes[run.operator]
-        inserted: list[fx.Node] = []
+        scratch: dict[fx.Node, Any] = {}
         target, args, kwargs = node.target, list(node.args), dict(node.kwargs)
         if is_replayed(node):
             rate: Any = node.args[1]
@@ -190,10 +205,13 @@ class _Inserter:
                 target = aten._native_batch_norm_legit.no_stats
                 del args[RUNNING_MEAN : RUNNING_MEAN + 2]
             else:
-                for index in (RUNNING_MEAN, RUNNING_MEAN + 1):
-                    args[index] = self._scratch_like(args[index], before)
-                    inserted.append(args[index])
-        args, kwargs = fx.map_arg((args, kwargs), lambda source: self._image(source, run, before))
+                scratch.update({args[index]: None for index in (RUNNING_MEAN, RUNNING_MEAN + 1)})
+        scratch.update({argument: None for argument in written_arguments(node) if _is_unread(argument)})
+        for argument in scratch:
+            scratch[argument] = self._scratch_like(argument, before)
+        args, kwargs = fx.map_arg(
+            (args, kwargs), lambda source: scratch.get(source) or self._image(source, run, before)
+        )
         with self._graph.inserting_before(before):
             again = self._graph.create_node(
                 "call_function", target, tuple(args), kwargs, f"{node.name}_repeated"
@@ -206,7 +224,7 @@ class _Inserter:
         read = {key for source in node.all_input_nodes for key in storages_of(source.meta.get("val"))}
         if read.isdisjoint(set(storages_of(again.meta["val"])) - {None}):
             again.meta["val"] = _fresh(again.meta["val"])
-        self._made[run.operator, run.copy] = [*inserted, again]
+        self._made[run.operator, run.copy] = [*scratch.values(), again]
 
     def _image(self, source: fx.Node, run: OperatorRun, before: fx.Node) -> fx.Node:
         """Return what a run reads in the place of a node; views are inserted in front of a node."""
@@ -243,9 +261,9 @@ class _Inserter:
             self._copies[placeholder] = copied
         return self._copies[placeholder]
 
-    def _scratch_like(self, statistic: Any, before: fx.Node) -> fx.Node:
-        """Insert an empty tensor that is like a running statistic."""
-        value = statistic.meta["val"]
+    def _scratch_like(self, written: fx.Node, before: fx.Node) -> fx.Node:
+        """Insert a tensor for what a repetition writes and nobody reads, such as a running statistic."""
+        value = written.meta["val"]
         with self._graph.inserting_before(before):
             named = {"dtype": value.dtype, "device": value.device}
             scratch = self._graph.call_function(aten.empty.memory_format, (list(value.shape),), named)
@@ -253,6 +271,11 @@ class _Inserter:
         size_bytes = value.numel() * value.element_size()
         scratch.meta[LAYOUTS] = [Layout(tuple(value.shape), tuple(value.stride()), 0, size_bytes, size_bytes)]
         return scratch
+
+
+def _is_unread(node: fx.Node) -> bool:
+    """Return True for a tensor without elements, which stands for results that an operator does not make."""
+    return node.target is aten.empty.memory_format and node.meta["val"].numel() == 0
 
 
 def _meta_of_repetition(node: fx.Node) -> dict[str, Any]:

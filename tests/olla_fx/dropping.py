@@ -7,14 +7,14 @@ import pytest
 
 from olla_fx import compile as pipeline
 from olla_fx.capture import CapturedStep
-from olla_fx.compile import CompileRequest
 from olla_fx.dataflow import Dataflow, build_dataflow
 from olla_fx.fx_graph import REPEATED
 from olla_fx.passes import run_passes
 from olla_fx.passes.rewrites import Wanted
 from olla_fx.passes.rewrites.probes import Probe
+from olla_fx.recomputed import Recomputed
 from olla_fx.recomputing import recomputation_problem, with_repetitions
-from olla_fx.rewriting import Candidate
+from olla_fx.rewriting import Candidate, Rewriting
 from olla_solvers.order import order_quickly
 from olla_solvers.problem import ArrayKind
 from olla_solvers.recomputation.problem import Execution, RecomputationProblem
@@ -139,24 +139,20 @@ class Dropping:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.repeated: list[list[str]] = []
-        self.share, self.again, self.seed, self.rewrites = 1.0, 0.0, 0, ()
-        monkeypatch.setattr(pipeline, "_chosen", self._chosen)
+        self.share, self.again, self.seed = 1.0, 0.0, 0
+        monkeypatch.setattr(pipeline, "choose_recomputation", self._choose)
 
-    def __call__(
-        self, share: float = 1.0, again: float = 0.0, seed: int = 0, rewrites: Collection[str] = ()
-    ) -> None:
-        self.share, self.again, self.seed, self.rewrites = share, again, seed, tuple(rewrites)
+    def __call__(self, share: float = 1.0, again: float = 0.0, seed: int = 0) -> None:
+        self.share, self.again, self.seed = share, again, seed
 
-    def _chosen(self, request: CompileRequest, captured: CapturedStep) -> Candidate:
-        dataflow = planning_dataflow(captured, self.rewrites)
-        problem = problem_of(dataflow)
-        executions = drop(problem, choose_at_random(problem, self.share, self.seed), self.again, self.seed)
-        repeated = with_repetitions(dataflow, executions)
-        graph = repeated.dataflow.graph_module.graph
-        graph.lint()
-        index = {operator.name: number for number, operator in enumerate(repeated.dataflow.problem.operators)}
-        assert repeated.dataflow.problem.is_executable([index[name] for name in repeated.order])
-        self.repeated.append(
-            [str(node.target) for node in repeated.dataflow.operators if node.meta.get(REPEATED)]
-        )
-        return Candidate(repeated.dataflow)
+    def _choose(self, rewriting: Rewriting, candidate: Candidate, *_: object) -> tuple[Candidate, Recomputed]:
+        kept = rewriting.keeping_forward(candidate).dataflow
+        problem = problem_of(kept)
+        dropped = choose_at_random(problem, self.share, self.seed)
+        step = with_repetitions(kept, drop(problem, dropped, self.again, self.seed))
+        step.dataflow.graph_module.graph.lint()
+        index = {operator.name: number for number, operator in enumerate(step.dataflow.problem.operators)}
+        assert step.dataflow.problem.is_executable([index[name] for name in step.order])
+        repeated = [str(node.target) for node in step.dataflow.operators if node.meta.get(REPEATED)]
+        self.repeated.append(repeated)
+        return Candidate(step.dataflow, candidate.changes), Recomputed()
