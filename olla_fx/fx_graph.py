@@ -41,10 +41,12 @@ class Size:
     Attributes:
         index: of its formula.
         divisor: divides it, whatever the sizes.
+        parts: what the formula's value is divided by, which leaves no rest.
     """
 
     index: int
     divisor: int = field(default=1, compare=False)
+    parts: int = 1
 
     @staticmethod
     def of_name(name: str) -> Size | None:
@@ -54,8 +56,27 @@ class Size:
 
 
 def size_name(size: Size) -> str:
-    """Return the attribute of a graph module that holds a number."""
+    """Return the attribute of a graph module that holds a number.
+
+    Raises:
+        ValueError: if it is a part of a formula's value, which no attribute holds.
+    """
+    if size.parts > 1:
+        raise ValueError(f"formula {size.index} is no argument of an operator in {size.parts} parts")
     return f"{_SIZE}{size.index}"
+
+
+def part_of(number: Any, parts: int) -> Any:
+    """Return a number, or a :class:`Size`, divided by one that leaves no rest at any size.
+
+    Raises:
+        ValueError: if that is not known.
+    """
+    if not isinstance(number, Size):
+        return number // parts
+    if number.divisor % parts:
+        raise ValueError(f"formula {number.index} may have a rest in {parts} parts")
+    return Size(number.index, number.divisor // parts, number.parts * parts)
 
 
 @dataclass(frozen=True, slots=True)

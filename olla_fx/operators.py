@@ -41,10 +41,18 @@ _library = torch.library.Library("olla_fx", "DEF")  # type: ignore[no-untyped-ca
 _FIRST_BIAS, _SECOND_BIAS = 3, 4
 
 
-def _define_new(
+def define_new(
     name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any], tags: Iterable[torch.Tag] = ()
 ) -> Any:
-    """Define an operator with a schema of its own."""
+    """Define an operator with a schema of its own.
+
+    Args:
+        name: in the namespace ``olla_fx``.
+        schema: without the name.
+        run: what it does on every device.
+        fake: what it returns on fake tensors.
+        tags: of the operator.
+    """
     _library.define(f"{name}{schema}", tags=tuple(tags))  # type: ignore[no-untyped-call]
     _library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"olla_fx::{name}", fake, lib=_library)
@@ -57,7 +65,7 @@ def _define(
     """Define an operator with arguments and tags of ``original``, and its results unless others are given."""
     arguments, returned = str(schema_of(original)).split(" -> ")
     schema = f"{arguments[arguments.index('(') :]} -> {results or returned}"
-    return _define_new(name, schema, run, fake, original.tags)
+    return define_new(name, schema, run, fake, original.tags)
 
 
 def _run_lstm(*arguments: Any) -> Any:
@@ -151,7 +159,7 @@ def _fake_nonzero_sized(tensor: torch.Tensor, count: int) -> torch.Tensor:
     return tensor.new_empty_strided((count, tensor.dim()), (1, count), dtype=torch.int64)
 
 
-nonzero_sized = _define_new(
+nonzero_sized = define_new(
     "nonzero_sized", "(Tensor self, SymInt count) -> Tensor", _nonzero_sized, _fake_nonzero_sized
 )
 
@@ -175,7 +183,7 @@ def _define_by_shape(original: Any) -> Any:
     schema = str(schema_of(original)).removeprefix("aten::")
     name = f"{schema.split('(')[0]}_by_shape"
     arguments = schema[schema.index("(") :].replace("Tensor self", "SymInt[] self_size, SymInt[] self_stride")
-    return _define_new(name, arguments, run, fake)
+    return define_new(name, arguments, run, fake)
 
 
 def _embedding_rows_backward(
@@ -198,7 +206,7 @@ def _fake_embedding_rows_backward(
     return gradient.new_empty((end - start + 1, gradient.shape[-1]))[:-1]
 
 
-embedding_rows_backward = _define_new(
+embedding_rows_backward = define_new(
     "embedding_rows_backward",
     "(Tensor grad_output, Tensor indices, int start, int end, int padding_idx) -> Tensor",
     _embedding_rows_backward,
@@ -230,7 +238,7 @@ def _update_embedding(
     return table.index_copy_(0, tokens, updated)
 
 
-embedding_update_ = _define_new(
+embedding_update_ = define_new(
     "embedding_update_",
     "(Tensor(a!) self, Tensor grad_output, Tensor indices, int padding_idx, Scalar alpha) -> Tensor(a!)",
     _update_embedding,
@@ -256,7 +264,7 @@ def _define_generator_operator(
     name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]
 ) -> Any:
     """Define an operator on the state of a generator; its tag keeps it in order among random draws."""
-    return _define_new(name, schema, run, fake, (torch.Tag.nondeterministic_seeded,))
+    return define_new(name, schema, run, fake, (torch.Tag.nondeterministic_seeded,))
 
 
 def _read_state(device: torch.device) -> torch.Tensor:

@@ -28,7 +28,7 @@ import torch
 from olla_fx import torch_compat
 
 SOURCE_FOLDER = Path(__file__).parent / "csrc"
-_HEADERS = (
+_ARENA_HEADERS = (
     "accumulation.h",
     "buffer.h",
     "cursor.h",
@@ -53,12 +53,16 @@ class Library:
         source: the file in ``csrc``.
         include_folders: folders of more headers.
         link_flags: for the linker.
+        compiler_flags: beside those of all libraries.
+        headers: the files in ``csrc`` that it includes.
     """
 
     name: str
     source: str
     include_folders: tuple[str, ...] = ()
     link_flags: tuple[str, ...] = ()
+    compiler_flags: tuple[str, ...] = ()
+    headers: tuple[str, ...] = _ARENA_HEADERS
 
 
 def load(library: Library) -> ModuleType:
@@ -91,7 +95,7 @@ def _compile(library: Library, name: str, folder: Path) -> ModuleType:
         module: ModuleType = cpp_extension.load(
             name,
             [str(SOURCE_FOLDER / library.source)],
-            extra_cflags=list(_COMPILER_FLAGS),
+            extra_cflags=[*_COMPILER_FLAGS, *library.compiler_flags],
             extra_ldflags=list(library.link_flags),
             extra_include_paths=list(library.include_folders),
             build_directory=str(folder),
@@ -123,7 +127,7 @@ def _import(name: str, path: Path) -> ModuleType:
 
 def _fingerprint(library: Library) -> str:
     digest = hashlib.sha256()
-    for name in (library.source, *_HEADERS):
+    for name in (library.source, *library.headers):
         digest.update((SOURCE_FOLDER / name).read_bytes())
     environment = (torch.__version__, sys.implementation.cache_tag, platform.machine(), *_COMPILER_FLAGS)
     digest.update(repr((environment, library)).encode())

@@ -164,7 +164,7 @@ class CapturedFamily:
     def resolver(self, sizes: Sequence[int]) -> Callable[[Any], Any]:
         """Return a function that gives a formula's value at some sizes, and other values as they are."""
         numbers = self.formulas(*sizes)
-        return lambda value: numbers[value.index] if isinstance(value, Size) else value
+        return lambda value: numbers[value.index] // value.parts if isinstance(value, Size) else value
 
     @property
     def hints(self) -> tuple[int, ...]:

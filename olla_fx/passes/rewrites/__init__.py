@@ -37,7 +37,7 @@ _FUNCTIONS: Mapping[str, Callable[[fx.Graph, Wanted], list[Change]]] = {
     "slices_of_cat": lambda graph, _: slices_of_cat.read_slices_of_cat(graph),
     "unread_arguments": lambda graph, _: unread_arguments.drop_unread_arguments(graph),
     "boolean_masks": lambda graph, _: boolean_masks.keep_masks_as_truth_values(graph),
-    "narrow_indices": lambda graph, _: narrow_indices.narrow_indices(graph),
+    "narrow_indices": lambda graph, wanted: narrow_indices.narrow_indices(graph, wanted.probe),
     "row_updates": lambda graph, _: row_updates.update_rows(graph),
     "blocked_updates": lambda graph, wanted: blocked_updates.update_in_blocks(
         graph, wanted.cuts, wanted.probe
@@ -45,7 +45,9 @@ _FUNCTIONS: Mapping[str, Callable[[fx.Graph, Wanted], list[Change]]] = {
 }
 
 
-_AT_ALL_SIZES = frozenset({"activation_outputs", "masks_behind_pooling", "unread_arguments"})
+_AT_ALL_SIZES = frozenset(
+    {"activation_outputs", "masks_behind_pooling", "unread_arguments", "narrow_indices"}
+)
 """Rewrites that make no tensor of a layout that a graph whose sizes vary has no formulas for."""
 
 

@@ -17,6 +17,7 @@ from olla_fx.fx_graph import (
     Layout,
     is_free,
     layout_of,
+    layouts_agree,
     number_argument,
     storages_of,
     written_arguments,
@@ -108,10 +109,10 @@ def insert(
 
     Args:
         before: what it is to stand in front of.
-        target: the operator; it has one result.
+        target: the operator.
         args: positional arguments, nodes and values.
         kwargs: arguments by name.
-        layout: of the result, where sizes vary.
+        layout: of its one result, where sizes vary.
         like: runs in the same phase; by default ``before`` does.
 
     Returns:
@@ -170,6 +171,11 @@ def shape_arguments(node: fx.Node) -> tuple[list[Any], list[Any]]:
         [_number(node.graph, *pair) for pair in zip(layout.shape, value.shape, strict=True)],
         [_number(node.graph, *pair) for pair in zip(layout.stride, value.stride(), strict=True)],
     )
+
+
+def has_own_layout(node: fx.Node, source: Any) -> bool:
+    """Return True if a node's tensor lies in memory as that of one of its arguments does, at all sizes."""
+    return same_layout(node, source) and layouts_agree(node, source)
 
 
 def _number(graph: fx.Graph, number: Any, value: int) -> Any:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from torch import fx
 
 from olla_fx import operators
-from olla_fx.fx_graph import layout_of, layouts_agree
-from olla_fx.passes.rewrites.edit import bytes_of, insert, same_layout, shape_arguments
+from olla_fx.fx_graph import layout_of
+from olla_fx.passes.rewrites.edit import bytes_of, has_own_layout, insert, shape_arguments
 from olla_fx.rewrites import Change
 
 
@@ -30,7 +30,7 @@ def drop_unread_arguments(graph: fx.Graph) -> list[Change]:
     for original, by_shape in operators.POOLING_BACKWARDS.items():
         for node in list(graph.find_nodes(op="call_function", target=original)):
             source = node.args[1]
-            if node.kwargs or not same_layout(node, source) or not layouts_agree(node, source):
+            if node.kwargs or not has_own_layout(node, source):
                 continue
             arguments = (node.args[0], *shape_arguments(node), *node.args[2:])
             new = insert(node, by_shape, arguments, layout=layout_of(node))

@@ -11,6 +11,7 @@ import olla_fx
 from olla_fx.passes import run_passes
 from olla_fx.passes.rewrites import Wanted
 from olla_fx.passes.rewrites.probes import Probe
+from olla_fx.pooling import PACKED
 from olla_fx.rewrites import REWRITES
 from tests.olla_fx.harness import OwnLoop, WholeStep
 from tests.olla_fx.helpers import Written, captured_training, images, sgd
@@ -110,14 +111,35 @@ def test_what_is_read_otherwise_stays(forward, name):
     assert name not in changes(model)
 
 
+@pytest.mark.parametrize(("pooling", "bits"), [(POOLINGS[0], 2), (POOLINGS[1], 4), (POOLINGS[2], 4)], ids=str)
+def test_positions_are_kept_in_as_few_bits_as_their_window_allows(pooling, bits):
+    captured = captured_training(sequence(nn.ReLU(), pooling, conv(4)), images(1, size=16)[0])
+    for names in (["narrow_indices"], ["unread_arguments", "narrow_indices"]):
+        graph = run_passes(captured, Wanted(names, probe())).graph_module.graph
+        target = PACKED[aten.max_pool2d_with_indices.default]
+        (node,) = graph.find_nodes(op="call_function", target=target)
+        assert node.args[-2:] == (bits, False)
+        maxima, places = node.meta["val"]
+        assert places.numel() * 8 == maxima.numel() * bits
+
+
 @pytest.mark.parametrize("size", [16, 17, 32])
-@pytest.mark.parametrize("pooling", POOLINGS, ids=str)
-def test_indices_are_as_narrow_as_their_plane_allows(pooling, size):
-    captured = captured_training(sequence(nn.ReLU(), pooling, conv(4)), images(1, size=size)[0])
+def test_positions_of_adaptive_poolings_are_as_narrow_as_their_plane_allows(size):
+    captured = captured_training(sequence(nn.ReLU(), POOLINGS[3], conv(4)), images(1, size=size)[0])
     graph = run_passes(captured, Wanted(["narrow_indices"], probe())).graph_module.graph
     copies = graph.find_nodes(op="call_function", target=aten._to_copy.default)
     dtypes = [node.kwargs["dtype"] for node in copies]
     assert dtypes == [torch.uint8 if size == 16 else torch.int16, torch.int64]
+
+
+class Volumes(nn.Sequential):
+    """Pools volumes."""
+
+    def __init__(self):
+        super().__init__(
+            nn.Unflatten(1, (1, 3)), nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool3d(2), nn.ReLU(),
+            nn.Conv3d(4, 4, 3, padding=1), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 5),
+        )  # fmt: skip
 
 
 MODELS = {
@@ -126,6 +148,7 @@ MODELS = {
     "fire": lambda: nn.Sequential(conv(3), Fire(), nn.ReLU(), head(4)),
     "pooled fire": lambda: nn.Sequential(conv(3), Fire(after=nn.MaxPool2d(3, 2)), conv(8), head(4)),
     "dropout": lambda: sequence(nn.ReLU(), nn.Dropout(0.5), conv(4)),
+    "volumes": Volumes,
     "means": lambda: sequence(nn.AvgPool2d(3, 1, padding=1), conv(4)),
     **{
         str(pooling): lambda pooling=pooling: sequence(nn.ReLU(), pooling, conv(4), nn.ReLU())
@@ -150,7 +173,7 @@ def test_bits_in_16_bits(name):
     WholeStep(MODELS[name]().bfloat16(), sgd, batches[0]).run(batches)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "volumes"])
 def test_bits_channels_last(name):
     batches = [(x.to(memory_format=torch.channels_last), y) for x, y in images(2, size=16)]
     model = MODELS[name]().to(memory_format=torch.channels_last)
@@ -271,4 +294,4 @@ def test_sizes_that_vary():
     pair = WholeStep(model, sgd, batches[0]).run([batch for batch in batches for _ in range(2)])
     assert pair.step.stats.families == 1
     names = {change.rewrite for change in pair.step.plan.changes}
-    assert names == {"activation_outputs", "masks_behind_pooling", "unread_arguments"}
+    assert names == {"activation_outputs", "masks_behind_pooling", "unread_arguments", "narrow_indices"}
