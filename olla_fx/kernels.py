@@ -18,7 +18,7 @@ Dimension: TypeAlias = tuple[int, int, int, int, int, int]
 
 
 class CpuKernels(Protocol):
-    """The exports of ``cpu_kernels.cpp``. Tensors are addresses; they are dense, of 32 or 64 bits."""
+    """The exports of ``cpu_kernels.cpp``. Tensors are addresses; those of numbers are dense."""
 
     def max_pool(
         self,
@@ -46,6 +46,23 @@ class CpuKernels(Protocol):
     ) -> None:
         """Spread gradients of maxima."""
 
+    def normalize_again(
+        self,
+        planes: int,
+        channels: int,
+        inner: int,
+        channels_last: bool,
+        weight: int,
+        bias: int,
+        mean: int,
+        inverse: int,
+        least: float,
+        most: float,
+        source: int,
+        result: int,
+    ) -> None:
+        """Normalise by channels, and clamp; see ``normalization.h``."""
+
 
 _THREADED = ("-fopenmp",) if sys.platform == "linux" else ()
 _LIBRARY = build.Library(
@@ -53,8 +70,8 @@ _LIBRARY = build.Library(
     "cpu_kernels.cpp",
     link_flags=_THREADED,
     # Without contraction, each product and each sum is rounded as it is written.
-    compiler_flags=("-O3", "-ffp-contract=off", *_THREADED),
-    headers=("pooling.h", "vectors.h"),
+    compiler_flags=("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", *_THREADED),
+    headers=("normalization.h", "pooling.h", "vectors.h"),
 )
 _lock = threading.Lock()
 _built: list[CpuKernels | None] = []

@@ -7,6 +7,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "normalization.h"
 #include "pooling.h"
 
 namespace olla_fx {
@@ -51,6 +52,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         max_pool_backward(
             pooling_of(dimensions, inner, bits), planes, pointer<void>(gradient), pointer<uint8_t>(packed),
             pointer<void>(result), is_double);
+      },
+      released);
+  module.def(
+      "normalize_again",
+      [](int64_t planes, int64_t channels, int64_t inner, bool channels_last, uintptr_t weight, uintptr_t bias,
+         uintptr_t mean, uintptr_t inverse, float least, float most, uintptr_t source, uintptr_t result) {
+        const Normalization given{planes, channels, inner, channels_last, pointer<float>(weight),
+                                  pointer<float>(bias), pointer<float>(mean), pointer<float>(inverse), least, most};
+        normalize_again(given, pointer<float>(source), pointer<float>(result));
       },
       released);
 }

@@ -7,10 +7,13 @@
 #include <ATen/Parallel.h>
 
 // Compiles a function several times, for the widest vectors that a processor has; with what it inlines.
+// Names of processors would tell these apart from newer ones, so instructions are named.
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define OLLA_FX_VECTORS __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
+#define OLLA_FX_VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
+#define OLLA_FX_VECTORS_FUSED __attribute__((target_clones("avx512f", "fma", "default")))
 #else
 #define OLLA_FX_VECTORS
+#define OLLA_FX_VECTORS_FUSED
 #endif
 
 #if defined(__GNUC__)

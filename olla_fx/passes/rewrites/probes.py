@@ -7,12 +7,16 @@ both ways, once a machine, and the answer is kept on disk.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
+
+from olla_fx.kernels import cpu_kernels
+from olla_fx.normalization import batch_norm_again
 
 _SEED = 0x0117A
 
@@ -57,6 +61,22 @@ class Probe:
             return True
         return self.remember(question, partial(self._product_is_equal, left, right, rows))
 
+    def equal_from_statistics(self, channels_last: bool) -> bool:
+        """Return True if a batch norm made again from its statistics has the bits of the first run.
+
+        Args:
+            channels_last: True if that is how its input lies in memory; else it is contiguous.
+        """
+        question = {
+            "batch norm from statistics": "channels last" if channels_last else "contiguous",
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+        }
+        if not self.runs:
+            return True
+        if cpu_kernels() is None:
+            return False
+        return self.remember(question, partial(_is_equal_from_statistics, channels_last))
+
     def _product_is_equal(self, left: torch.Tensor, right: torch.Tensor, rows: int) -> bool:
         return _is_equal_in_blocks(self._random(left), self._random(right), rows)
 
@@ -80,6 +100,23 @@ def _is_equal_in_blocks(left: torch.Tensor, right: torch.Tensor, rows: int) -> b
         whole = left @ right
         starts = range(0, left.shape[0], rows)
         return all(_same_bits(left[at : at + rows] @ right, whole[at : at + rows]) for at in starts)
+
+
+def _is_equal_from_statistics(channels_last: bool) -> bool:
+    """Compare batch norms, of some sizes that fill vectors and some that do not, bit by bit."""
+    order = torch.channels_last if channels_last else torch.contiguous_format
+    generator = torch.Generator().manual_seed(_SEED)
+    for batch, channels, size in ((4, 37, 15), (2, 64, 28), (3, 24, 7)):
+        x = torch.randn(batch, channels, size, size, generator=generator).contiguous(memory_format=order)
+        weight, bias = torch.randn(2, channels, generator=generator)
+        with torch.no_grad():
+            first, mean, inverse = torch.ops.aten._native_batch_norm_legit.no_stats(
+                x, weight, bias, True, 0.1, 1e-5
+            )
+            again = batch_norm_again(x, weight, bias, mean, inverse, -math.inf, math.inf)
+        if not _same_bits(first, again):
+            return False
+    return True
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
