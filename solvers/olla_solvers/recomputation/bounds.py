@@ -3,12 +3,12 @@
 Let b be an operator. When it first runs, its ancestors have run, and neither it nor its descendants have.
 What these read of the ancestors' results is there at that moment, or is made again later, by operators that
 have all run before: repetitions. So the cheapest choice of what is kept, in the room that b's own results
-and workspace leave, and what is made again, is a bound, whatever the order and however often operators run.
+and workspace leave, and what is made again, is a bound, whatever the order and the number of repetitions.
 
-The room enters with a price for its bytes. At each price a minimum cut (:mod:`olla_solvers.recomputation.cuts`)
-less what the room costs is a bound, and the best price is where the cut keeps as much as there is room for.
-If not even the choice that keeps least has room, there is no sequence at all. The certificate is the
-operator and the price; who doubts it computes one minimum cut.
+The room enters with a price for its bytes. At each price a minimum cut
+(:mod:`olla_solvers.recomputation.cuts`) less what the room costs is a bound, and the best price is where the
+cut keeps as much as there is room for. If not even the choice that keeps least has room, there is no sequence
+at all. The certificate is the operator and the price; who doubts it computes one minimum cut.
 """
 
 from __future__ import annotations
@@ -164,8 +164,9 @@ class Bounds:
         for read, made in instance.problem.takes_over:
             if made in instance.makes[operator] and flat.array_bytes[read]:
                 taken[made] = flat.array_bytes[made]
-        made_bytes = sum(flat.array_bytes[array] for array in instance.makes[operator])
-        return made_bytes + flat.workspace_bytes[operator] - sum(taken.values())
+        made_bytes: Bytes = sum(flat.array_bytes[array] for array in instance.makes[operator])
+        workspace_bytes: Bytes = flat.workspace_bytes[operator]
+        return made_bytes + workspace_bytes - sum(taken.values())
 
     def _needed(self, operator: OperatorIndex) -> tuple[list[ArrayIndex], list[Bytes]]:
         """Return the ancestors' arrays that an operator or a descendant reads, and the bytes of any."""

@@ -201,7 +201,7 @@ class Cuts:
                 high = middle
         return found
 
-    def _kept_bytes(self, repeated: Collection[int]) -> Bytes:
+    def _kept_bytes(self, repeated: frozenset[int]) -> Bytes:
         """Return the bytes of all arrays that must be there, and that nothing makes again."""
         there = set(self._choice.needed)
         for maker in repeated:
@@ -211,9 +211,7 @@ class Cuts:
         return sum(
             self._choice.sizes[array]
             for array in there
-            if not self._choice.makers[array]
-            or not repeated
-            or not set(self._choice.makers[array]) <= repeated
+            if not self._choice.makers[array] or not repeated.issuperset(self._choice.makers[array])
         )
 
 

@@ -90,8 +90,8 @@ class Exhaustive:
         used += self.problem.operators[operator].workspace_bytes
         following = list(stages)
         for array in kernel.makes:
-            # Where a version is there, the new one is gone at once.
-            if not stages[array]:
+            # Where a version is there, the new one is gone at once; so is one that may not be read.
+            if not stages[array] and (not again or self.step.problem.makers[array]):
                 following[array] = 1
         for array in kernel.writes:
             following[array] += 1
