@@ -15,10 +15,10 @@ The corners of the curve come from prices at which two neighbours cost the same 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from olla_solvers.graph.minimum_cut import ENDLESS, SINK, SOURCE, Network
+from olla_solvers.graph.minimum_cut import SINK, SOURCE, Network
 from olla_solvers.problem import Bytes
 from olla_solvers.recomputation.instance import Instance
 from olla_solvers.recomputation.problem import ArrayIndex, Seconds
@@ -26,65 +26,111 @@ from olla_solvers.recomputation.problem import ArrayIndex, Seconds
 PARTS = 1 << 40
 """Parts into which the seconds of a step are divided, since flows are whole numbers."""
 
+ENDLESS = 1 << 120
+"""More parts than all bytes cost at any price."""
+
 FEW = 16
 """Corners that are looked at where any of the curve might do."""
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A choice of what is made again.
+class Choice:
+    """What may be kept or made again for something.
 
     Attributes:
-        repeated: the units that are.
-        kept_bytes: of the arrays that are kept for it.
-        seconds: of all repetitions, each unit once.
-        flow: the flow that proves it cheapest at its price, to go on from.
-        price: of a byte, in parts of the step's seconds per byte.
+        needed: arrays that must be there in one way or the other.
+        makers: for each array what has to run to make it again; empty if it must be kept.
+        reads: for each maker the arrays that must be there for it.
+        seconds: of each maker.
+        sizes: bytes of each array.
+        step_seconds: that the prices are fine enough for.
+    """
+
+    needed: Sequence[ArrayIndex]
+    makers: Sequence[Sequence[int]]
+    reads: Sequence[Collection[ArrayIndex]]
+    seconds: Sequence[Seconds]
+    sizes: Sequence[Bytes]
+    step_seconds: Seconds
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A cheapest choice.
+
+    Attributes:
+        repeated: the makers that run.
+        kept_bytes: of the arrays that are kept.
+        seconds: of all that runs.
+        price: of a byte, in parts of the step's seconds.
+        least: flow that proves that no choice costs less at this price, in parts.
+        flow: to go on from.
     """
 
     repeated: frozenset[int]
     kept_bytes: Bytes
     seconds: Seconds
-    flow: list[int]
     price: float
+    least: int
+    flow: list[int]
 
 
 class Cuts:
-    """Minimum cuts of one step at rising prices."""
+    """Minimum cuts at rising prices.
 
-    def __init__(self, instance: Instance, deadline: float = math.inf) -> None:
+    Attributes:
+        free: the cut at price 0: everything is kept.
+    """
+
+    def __init__(self, choice: Choice, deadline: float = math.inf) -> None:
         """Build the network with free bytes."""
-        self._instance = instance
-        self._scale = PARTS / max(instance.problem.step_seconds, 1e-30)
+        self._choice = choice
+        self._scale = PARTS / max(choice.step_seconds, 1e-30)
         self._network = Network(deadline)
-        self._nodes: dict[ArrayIndex, int] = {}
-        self._priced: list[tuple[int, ArrayIndex]] = []
-        self._needed: list[ArrayIndex] = []
-        self._unit_nodes = [self._network.node() for _ in instance.units.arrays]
+        self._arrays: dict[ArrayIndex, int] = {}
+        self._makers: dict[int, int] = {}
+        self._priced: list[tuple[int, Bytes]] = []
         self._build()
-        self.free = Cut(frozenset(), self._kept_bytes(frozenset()), 0.0, self._network.flow(), 0.0)
+        self.free = Cut(frozenset(), self._kept_bytes(frozenset()), 0.0, 0.0, 0, self._network.flow())
+
+    @property
+    def edges(self) -> int:
+        """How many capacities were rounded, each by less than one part."""
+        return len(self._priced) + len(self._makers)
+
+    @property
+    def parts(self) -> float:
+        """Parts of a second."""
+        return self._scale
 
     def _build(self) -> None:
-        instance, network = self._instance, self._network
-        for unit, operators in enumerate(instance.units.operators):
-            network.edge(self._unit_nodes[unit], SINK, round(instance.units.seconds[unit] * self._scale))
-            for array in {array for operator in operators for array in instance.reads[operator]}:
-                if instance.units.of_array[array] != unit and instance.flat.array_bytes[array]:
-                    network.edge(self._unit_nodes[unit], self._node(array), ENDLESS)
-        for array in needed_late(instance):
-            self._needed.append(array)
-            network.edge(SOURCE, self._node(array), ENDLESS)
-        for array, node in self._nodes.items():
-            unit = instance.units.of_array[array]
-            if unit >= 0:
-                self._priced.append((network.edge(node, self._unit_nodes[unit], 0), array))
-            else:
-                self._priced.append((network.edge(node, SINK, 0), array))
+        choice, network = self._choice, self._network
+        todo = []
+        for array in choice.needed:
+            if choice.sizes[array]:
+                network.edge(SOURCE, self._array(array, todo), ENDLESS)
+        for array in todo:
+            node, makers = self._arrays[array], choice.makers[array]
+            to = self._maker(makers[0], todo) if len(makers) == 1 else network.node() if makers else SINK
+            self._priced.append((network.edge(node, to, 0), choice.sizes[array]))
+            if len(makers) > 1:
+                for maker in makers:
+                    network.edge(to, self._maker(maker, todo), ENDLESS)
 
-    def _node(self, array: ArrayIndex) -> int:
-        if array not in self._nodes:
-            self._nodes[array] = self._network.node()
-        return self._nodes[array]
+    def _array(self, array: ArrayIndex, todo: list[ArrayIndex]) -> int:
+        if array not in self._arrays:
+            self._arrays[array] = self._network.node()
+            todo.append(array)
+        return self._arrays[array]
+
+    def _maker(self, maker: int, todo: list[ArrayIndex]) -> int:
+        if maker not in self._makers:
+            node = self._makers[maker] = self._network.node()
+            self._network.edge(node, SINK, int(self._choice.seconds[maker] * self._scale))
+            for array in self._choice.reads[maker]:
+                if self._choice.sizes[array] and maker not in self._choice.makers[array]:
+                    self._network.edge(node, self._array(array, todo), ENDLESS)
+        return self._makers[maker]
 
     def at(self, price: float, start: Cut) -> Cut:
         """Return the cheapest choice at a price.
@@ -96,15 +142,15 @@ class Cuts:
         Raises:
             DeadlinePassedError: if the deadline passes.
         """
-        network, sizes = self._network, self._instance.flat.array_bytes
+        network = self._network
         network.resume(start.flow)
-        for edge, array in self._priced:
-            network.widen(edge, int(price * sizes[array]) - int(start.price * sizes[array]))
-        network.maximum_flow()
+        for edge, size in self._priced:
+            network.widen(edge, int(price * size) - int(start.price * size))
+        least = start.least + network.maximum_flow()
         reached = network.reached_from_source()
-        repeated = frozenset(unit for unit, node in enumerate(self._unit_nodes) if reached[node])
-        seconds = sum(self._instance.units.seconds[unit] for unit in sorted(repeated))
-        return Cut(repeated, self._kept_bytes(repeated), seconds, network.flow(), price)
+        repeated = frozenset(maker for maker, node in self._makers.items() if reached[node])
+        seconds = sum(self._choice.seconds[maker] for maker in sorted(repeated))
+        return Cut(repeated, self._kept_bytes(repeated), seconds, price, least, network.flow())
 
     def between(self, low: Cut, high: Cut) -> Cut | None:
         """Return a corner of the curve between two, or None if they are neighbours."""
@@ -121,9 +167,9 @@ class Cuts:
         return cut if is_new and cut.kept_bytes < low.kept_bytes and cost < below * (1 - 1e-9) else None
 
     def dearest(self) -> Cut:
-        """Return the choice with the fewest bytes kept that cuts find."""
-        smallest = min((size for size in self._instance.flat.array_bytes if size), default=1)
-        return self.at(2.0 * PARTS / smallest, self.free)
+        """Return the choice with the fewest bytes kept."""
+        # One byte costs more than everything together.
+        return self.at(2.0 * PARTS, self.free)
 
     def curve(self, most: int) -> list[Cut]:
         """Return corners of the curve, from nothing made again to the fewest bytes kept.
@@ -155,30 +201,39 @@ class Cuts:
                 high = middle
         return found
 
-    def _kept_bytes(self, repeated: Iterable[int]) -> Bytes:
-        """Return the bytes of all arrays that backward or a repetition reads, and nothing makes again."""
-        again = frozenset(repeated)
-        reads = set(self._needed)
-        for unit in again:
-            for operator in self._instance.units.operators[unit]:
-                reads.update(self._instance.reads[operator])
+    def _kept_bytes(self, repeated: frozenset[int]) -> Bytes:
+        """Return the bytes of all arrays that must be there, and that nothing makes again."""
+        there = set(self._choice.needed)
+        for maker in repeated:
+            there.update(
+                array for array in self._choice.reads[maker] if maker not in self._choice.makers[array]
+            )
         return sum(
-            self._instance.flat.array_bytes[array]
-            for array in reads
-            if self._instance.units.of_array[array] not in again
+            self._choice.sizes[array]
+            for array in there
+            if not self._choice.makers[array] or not repeated.issuperset(self._choice.makers[array])
         )
 
 
-def needed_late(instance: Instance) -> list[ArrayIndex]:
-    """Return the arrays of forward in the buffer that an operator of backward reads."""
-    is_late = instance.problem.is_late
-    needed = {
-        array
-        for operator, reads in enumerate(instance.reads)
-        if is_late[operator]
-        for array in reads
-        if instance.flat.array_bytes[array]
-    }
-    arrays = instance.problem.problem.arrays
+def choice_of_units(instance: Instance) -> Choice:
+    """Return the choice of units for the arrays of forward that an operator of backward reads."""
+    units = instance.units
+    return Choice(
+        needed=_needed_late(instance),
+        makers=[() if unit < 0 else (unit,) for unit in units.of_array],
+        reads=[
+            {array for operator in operators for array in instance.reads[operator]}
+            for operators in units.operators
+        ],
+        seconds=units.seconds,
+        sizes=instance.flat.array_bytes,
+        step_seconds=instance.problem.step_seconds,
+    )
+
+
+def _needed_late(instance: Instance) -> list[ArrayIndex]:
+    """Return the arrays of forward that an operator of backward reads."""
+    is_late, arrays = instance.problem.is_late, instance.problem.problem.arrays
+    needed = {array for operator, reads in enumerate(instance.reads) if is_late[operator] for array in reads}
     producers = {array: arrays[array].producer for array in needed}
     return sorted(array for array, made in producers.items() if made is not None and not is_late[made])

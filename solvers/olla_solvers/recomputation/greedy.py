@@ -18,8 +18,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from olla_solvers.problem import Bytes, Timestep
-from olla_solvers.recomputation.evaluate import Evaluation, Evaluator, States
+from olla_solvers.recomputation.evaluate import Evaluator, States
 from olla_solvers.recomputation.instance import Instance
+from olla_solvers.recomputation.pool import Found
 from olla_solvers.recomputation.problem import ArrayIndex, Seconds
 from olla_solvers.recomputation.walk import KEPT, NEVER, ONCE
 
@@ -75,14 +76,6 @@ class Candidate:
         """Change the bytes beyond the budget."""
         for start, end, size in self.changes:
             beyond[start:end] += size
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """States, and what they cost."""
-
-    states: States
-    evaluation: Evaluation
 
 
 class Greedy:

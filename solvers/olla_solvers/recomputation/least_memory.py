@@ -2,9 +2,9 @@
 
 It begins from the best corner of the curve of minimum cuts within the seconds
 (:mod:`olla_solvers.recomputation.cuts`), and from the step without repetitions. Budgets below are met
-greedily (:mod:`olla_solvers.recomputation.greedy`); what turns out not to be needed is kept again, and where a budget
-is not met, it is bisected. The effort is counted in walks, so that the answer does not depend on the
-machine's speed.
+greedily (:mod:`olla_solvers.recomputation.greedy`); what turns out not to be needed is kept again, and where
+a budget is not met, it is bisected. The effort is counted in walks, so that the answer does not depend on
+the machine's speed.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 
 from olla_solvers.effort.deadline import DeadlinePassedError, check_time
-from olla_solvers.recomputation.cuts import Cut, Cuts
+from olla_solvers.recomputation.cuts import Cut, Cuts, choice_of_units
 from olla_solvers.recomputation.evaluate import Evaluator, plain_states
-from olla_solvers.recomputation.greedy import Found, Greedy, prune
+from olla_solvers.recomputation.greedy import Greedy, prune
 from olla_solvers.recomputation.instance import prepare
+from olla_solvers.recomputation.pool import Found
 from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem, Seconds
 from olla_solvers.recomputation.walk import ONCE
 
@@ -59,7 +60,7 @@ def least_memory(
     most_walks = max(LEAST_WALKS, MOST_STEPS // max(1, len(problem.order)))
     try:
         check_time(limit)
-        for corner in Cuts(instance, limit).within(most_extra_seconds):
+        for corner in Cuts(choice_of_units(instance), limit).within(most_extra_seconds):
             best = _better(best, _found(evaluator, corner), most_extra_seconds)
         for start in (best, first):
             lowered = _lowered(evaluator, start, most_extra_seconds, most_walks, limit)

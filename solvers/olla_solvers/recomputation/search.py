@@ -1,0 +1,173 @@
+"""Searches the fastest states of one order within budgets, and keeps all that is best at some budget.
+
+Starts are the corners of the curve of minimum cuts, and segments of each
+(:mod:`olla_solvers.recomputation.grid`). For a budget, the fastest start within it is moved as far as the
+budget allows towards faster ones that are beyond it, in windows of the units in which they differ; and
+those beyond it are brought within it greedily. What is not needed is kept again. What is found for one budget
+serves as a start for the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from olla_solvers.effort.deadline import check_time
+from olla_solvers.problem import Bytes
+from olla_solvers.recomputation.cuts import Cuts, choice_of_units
+from olla_solvers.recomputation.evaluate import Evaluator, States, plain_states
+from olla_solvers.recomputation.greedy import Greedy, prune
+from olla_solvers.recomputation.grid import segmented
+from olla_solvers.recomputation.instance import Instance
+from olla_solvers.recomputation.pool import Found, Pool
+from olla_solvers.recomputation.walk import ONCE
+
+MOST_CORNERS = 49
+"""Corners of the curve that are starts."""
+
+NEIGHBOURS = 3
+"""Faster states beyond a budget from which it is approached."""
+
+ROUNDS = 4
+"""Times that a budget is approached, as long as that gains."""
+
+
+class Search:
+    """Finds states of one order.
+
+    Attributes:
+        evaluator: of the order.
+        pool: the best found so far.
+    """
+
+    def __init__(self, instance: Instance, deadline: float) -> None:
+        """Start with the order without repetitions."""
+        self.evaluator = Evaluator(instance)
+        self.pool = Pool()
+        self._instance = instance
+        self._deadline = deadline
+        self._greedy = Greedy(self.evaluator)
+        self.plain = self.try_states(plain_states(instance))
+
+    def try_states(self, states: States) -> Found:
+        """Evaluate states, and keep them if they are best at some budget.
+
+        Raises:
+            DeadlinePassedError: if the deadline passes.
+        """
+        check_time(self._deadline)
+        found = Found(states, self.evaluator.evaluate(states))
+        self.pool.add(found)
+        return found
+
+    def find_starts(self, most_walks: int) -> None:
+        """Fill the pool with corners of the curve and segments.
+
+        Args:
+            most_walks: after which no more are tried.
+        """
+        last_walk = self.evaluator.walks + most_walks
+        corners = []
+        for corner in Cuts(choice_of_units(self._instance), self._deadline).curve(MOST_CORNERS):
+            states = plain_states(self._instance)
+            for unit in corner.repeated:
+                states[unit] = ONCE
+            corners.append(states)
+            self.try_states(states)
+        for dropped in ([ONCE] * len(self.plain.states), *_spread(corners)):
+            for states in segmented(self._instance, dropped):
+                if self.evaluator.walks >= last_walk:
+                    return
+                self.try_states(states)
+
+    def meet(self, budget_bytes: Bytes, most_walks: int) -> Found | None:
+        """Search the fastest states within a budget; None if none are found.
+
+        Args:
+            budget_bytes: the peak that may not be passed.
+            most_walks: after which to stop.
+        """
+        last_walk = self.evaluator.walks + most_walks
+        best: Found | None = None
+        for _ in range(ROUNDS):
+            before = best
+            for beyond in self.pool.beyond(budget_bytes, NEIGHBOURS):
+                within = self.pool.fastest(budget_bytes)
+                if within is not None:
+                    self._approach(within, beyond, budget_bytes, last_walk)
+                self._reach(beyond, budget_bytes, last_walk)
+            within = self.pool.fastest(budget_bytes)
+            if within is not None:
+                self._keep(prune(self.evaluator, within, budget_bytes, last_walk - self.evaluator.walks))
+            best = self.pool.fastest(budget_bytes)
+            if best is before or self.evaluator.walks >= last_walk:
+                break
+        return best
+
+    def _keep(self, found: Found) -> None:
+        check_time(self._deadline)
+        self.pool.add(found)
+
+    def _reach(self, beyond: Found, budget_bytes: Bytes, last_walk: int) -> None:
+        """Bring states within a budget greedily."""
+        within = self.pool.fastest(budget_bytes)
+        limit = float("inf") if within is None else within.extra_seconds
+        left = last_walk - self.evaluator.walks
+        found = self._greedy.meet(beyond, budget_bytes, 1.1 * limit, left)
+        if found.peak_bytes <= budget_bytes:
+            found = prune(self.evaluator, found, budget_bytes, last_walk - self.evaluator.walks)
+        self._keep(found)
+
+    def _approach(self, within: Found, beyond: Found, budget_bytes: Bytes, last_walk: int) -> None:
+        """Change states within a budget to others' in windows of units, as far as the budget allows."""
+        differing = [
+            unit
+            for unit, (here, there) in enumerate(zip(within.states, beyond.states, strict=True))
+            if here != there
+        ]
+        for ordered in (differing, differing[::-1]):
+            self._keep_prefix(within, beyond, ordered, budget_bytes)
+        best = self.pool.fastest(budget_bytes) or within
+        width = len(differing) // 2
+        while width and self.evaluator.walks < last_walk:
+            for start in range(0, len(differing), width):
+                if self.evaluator.walks >= last_walk:
+                    return
+                best = self._changed(best, beyond, differing[start : start + width], budget_bytes)
+            width //= 2
+
+    def _keep_prefix(self, within: Found, beyond: Found, ordered: Sequence[int], budget_bytes: Bytes) -> None:
+        """Bisect how many units can be changed from the beginning."""
+        low, high = 0, len(ordered)
+        while high - low > 1:
+            middle = (low + high) // 2
+            changed = self._changed(within, beyond, ordered[:middle], budget_bytes)
+            low, high = (middle, high) if changed is not within else (low, middle)
+
+    def _changed(self, found: Found, other: Found, units: Sequence[int], budget_bytes: Bytes) -> Found:
+        """Return states with some units as in others if that is within the budget and faster."""
+        states = list(found.states)
+        for unit in units:
+            states[unit] = other.states[unit]
+        if states == found.states:
+            return found
+        changed = self.try_states(states)
+        is_better = (
+            changed.evaluation.is_valid
+            and changed.peak_bytes <= budget_bytes
+            and changed.extra_seconds < found.extra_seconds
+        )
+        return changed if is_better else found
+
+
+def _spread(corners: Sequence[States]) -> list[States]:
+    """Return the corners, those first that halve what lies between the ones before."""
+    result: list[States] = []
+    seen: set[int] = set()
+    step = 1 << max(0, len(corners) - 1).bit_length()
+    while step:
+        for at in range(0, len(corners), step):
+            if at not in seen:
+                seen.add(at)
+                result.append(corners[len(corners) - 1 - at])
+        step //= 2
+    return result
