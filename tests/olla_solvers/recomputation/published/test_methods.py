@@ -4,12 +4,12 @@ import pytest
 
 from olla_solvers.recomputation.evaluate import Evaluator, plain_states
 from olla_solvers.recomputation.instance import prepare
-from olla_solvers.recomputation.published.methods import METHODS
+from olla_solvers.recomputation.published.methods import HEURISTICS, METHODS
 from tests.olla_solvers.recomputation.simulate import check_answer
 from tests.olla_solvers.recomputation.steps import random_step
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", HEURISTICS)
 def test_plans_of_random_steps_compute_the_same_and_keep_budgets_that_they_can_reach(name):
     repeated = 0
     for seed in range(60):
