@@ -22,6 +22,9 @@ KEPT, ONCE, OFTEN = 0, 1, 2
 GAP = 10
 """The share of the order, as its reciprocal, after which a unit in state ``OFTEN`` is dropped in between."""
 
+GIVEN, GOT = 1, 2
+"""Marks of a version whose memory was taken over, and of one that took some over."""
+
 NEVER = 1 << 60
 """A timestep beyond all."""
 
@@ -236,7 +239,12 @@ def _count(flat: Flat, trace: Trace, timesteps: int, versions: int, taken: int) 
         change[timestep] = alive + flat.workspace_bytes[trace.operator[timestep]]
     for index in range(taken):
         timestep, read, made = trace.taken_at[index], trace.taken_from[index], trace.taken_by[index]
-        if trace.last[read] == timestep and trace.is_taken[read] == 0 and trace.is_taken[made] == 0:
-            trace.is_taken[read] = 1
-            trace.is_taken[made] = 1
+        # What took over memory may be taken over in turn: two marks, one for each role.
+        if (
+            trace.last[read] == timestep
+            and not trace.is_taken[read] & GIVEN
+            and not trace.is_taken[made] & GOT
+        ):
+            trace.is_taken[read] |= GIVEN
+            trace.is_taken[made] |= GOT
             change[timestep] -= trace.version_bytes[read]

@@ -79,15 +79,17 @@ class Simulation:
     def resident(self, executions: Sequence[Execution]) -> list[int]:
         """Return the bytes at each timestep."""
         result = []
-        is_taken: set[Version] = set()
+        given: set[Version] = set()
+        got: set[Version] = set()
         for timestep, execution in enumerate(executions):
             total = self.step.problem.problem.operators[execution.operator].workspace_bytes
             for version, uses in self.uses.items():
                 if uses[0] <= timestep <= uses[-1]:
                     total += self.bytes_of(version)
             for old, new in self.taken[timestep]:
-                if self.uses[old][-1] == timestep and not {old, new} & is_taken:
-                    is_taken |= {old, new}
+                if self.uses[old][-1] == timestep and old not in given and new not in got:
+                    given.add(old)
+                    got.add(new)
                     total -= self.bytes_of(old)
             result.append(total)
         return result
