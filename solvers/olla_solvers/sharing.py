@@ -1,7 +1,7 @@
-"""Decides which operators make what they make in the memory of an array that they read, together with the order.
+"""Decides which operators write over an array that they read, together with the order.
 
-A *pair* of arrays (read, made) says that the second one's producer may write it over the first one, once nobody
-else needs that. What this costs is precedence: all others that read the first one come before. Two problems
+A *pair* of arrays (read, made) says that the second one's producer may write it over the first one, once
+nobody else needs that. What this costs is precedence: all others that read the first one come before. Two problems
 without pairs tell what pairs are worth:
 
 * :func:`taken_over`: the given pairs are one array each, whose other readers precede. It is exact: its orders
