@@ -27,6 +27,7 @@ from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.progress import Progress
 from olla_fx.recomputation import choose_recomputation
 from olla_fx.rewriting import Candidate, Rewriting, choose_rewrites
+from olla_fx.sharing import choose_sharing
 from olla_fx.step_plan import ArrayAtPeak, Plan
 from olla_fx.time_limit import TimeLimit
 from olla_solvers.analysis import lifetimes, resident_bytes
@@ -195,16 +196,16 @@ def _plan_captured(request: CompileRequest, captured: CapturedStep, progress: Pr
 
 
 def _chosen(request: CompileRequest, captured: CapturedStep) -> Candidate:
-    """Return the step after the rewrites that pay and with what is computed again."""
+    """Return the step after the rewrites that pay, with what is computed again and what is written over."""
     remember = partial(disk_cache.remembered, captured.device)
     probe = Probe(captured.device, request.runs, remember)
     options = request.step.options
     seconds = math.inf if options.time_limit is None else SHARE_OF_CHOICE * options.time_limit
     rewriting = Rewriting(captured, _usual_gradients(captured), probe, seconds)
     candidate = choose_rewrites(rewriting, options.rewrites)
-    if captured.mode is Mode.INFERENCE:
-        return candidate
-    return choose_recomputation(rewriting, candidate, options.recompute, request.profile)
+    if captured.mode is not Mode.INFERENCE:
+        candidate = choose_recomputation(rewriting, candidate, options.recompute, request.profile)
+    return choose_sharing(rewriting, candidate)
 
 
 def _memory_plan(

@@ -101,7 +101,7 @@ def fits_over(node: fx.Node, target: fx.Node, regions: Regions) -> bool:
 
 
 def _may_share(node: fx.Node, target: fx.Node, regions: Regions, ancestors: Mapping[fx.Node, int]) -> bool:
-    if not _may_overwrite(node, target, regions):
+    if not may_overwrite(node, target, regions):
         return False
     (region,) = regions.of(target)
     readers = regions.readers(region) - {node}
@@ -145,7 +145,7 @@ def _arguments_agree(node: fx.Node, target: fx.Node) -> bool:
     )
 
 
-def _may_overwrite(node: fx.Node, target: fx.Node, regions: Regions, until: fx.Node | None = None) -> bool:
+def may_overwrite(node: fx.Node, target: fx.Node, regions: Regions, until: fx.Node | None = None) -> bool:
     """Return True if ``node`` may write to ``target`` in its place in the graph.
 
     That is so if nobody reads the old value later, except ``until``, and the node itself reads it in no
@@ -179,14 +179,14 @@ def _reinplace_copy(copy: fx.Node, regions: Regions) -> bool:
         return False
     returned = regions.is_kept(copy)
     fused = not returned and _is_value_of_target(copy, target, value)
-    if fused and _may_overwrite(value, target, regions, until=copy):
+    if fused and may_overwrite(value, target, regions, until=copy):
         regions.add(value, copy.meta["val"], regions.position[value])
         copy.replace_all_uses_with(value)
         copy.graph.erase_node(copy)
         regions.move(value, target)
         write_over(value, target)
         return True
-    if not returned and _may_overwrite(copy, target, regions):
+    if not returned and may_overwrite(copy, target, regions):
         regions.move(copy, target)
     else:
         _copy_into_new_tensor(copy, regions)

@@ -1,21 +1,21 @@
-"""Decides which operators write over an array that they read, together with the order.
+"""Decides which operators make their results in the memory of an array that they read, with the order.
 
 A *pair* of arrays (read, made) says that the second one's producer may write it over the first one, once
-nobody else needs that. What this costs is precedence: all others that read the first one come before. Two problems
-without pairs tell what pairs are worth:
+nobody else needs that. What this costs is precedence: all others that read the first one come before. Two
+problems without pairs tell what pairs are worth:
 
 * :func:`taken_over`: the given pairs are one array each, whose other readers precede. It is exact: its orders
   are those that allow these pairs, at their very cost.
-* :func:`relaxed`: the readers that may write over an array do not read it. No order with any of the pairs needs
-  less than that order does here: while the producer runs, the first array is gone just if all others have
-  read it, which is when the pair may be taken; at all other steps as much is alive, or less. So a bound of this
+* :func:`relaxed`: operators that may write over an array do not read it. An order with some of the pairs
+  needs no less than it does here: while such an operator runs, the array is gone just if all others have read
+  it, which is when the pair may be taken; at all other steps as much is alive, or less. So a bound of this
   problem holds for every order with every choice of pairs.
 
 :func:`choose_pairs` branches on pairs, one taken or given up at a time, and bounds by the relaxed problem of
-those that are left (Land and Doig, "An automatic method of solving discrete programming problems", 1960). Both
-are ordinary problems, so that every method of ordering proves what it proves of others. On nearly all training
-steps the precedence bound of the first relaxed problem ends it: where a result could be written over an array
-that somebody else reads, too, what stands at the peak is something else.
+those that are left (Land and Doig, "An automatic method of solving discrete programming problems", 1960).
+Both are ordinary problems, so that every method of ordering proves what it proves of others. On nearly all
+training steps the precedence bound of the first relaxed problem ends it: where a result could be written over
+an array that somebody else reads, too, is not where the peak is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from olla_solvers.analysis import peak_bytes, resident_bytes, timesteps
 from olla_solvers.errors import ProblemError
 from olla_solvers.order.bounds import precedence_bound
 from olla_solvers.plan import Schedule
-from olla_solvers.problem import Array, ArrayKind, Bytes, OperatorIndex, Problem
+from olla_solvers.problem import Array, ArrayKind, OperatorIndex, Problem
 
 Pair: TypeAlias = tuple[int, int]
 """Indices of an array that is read and of the one that may be written over it."""

@@ -1,4 +1,4 @@
-"""Writing results over arguments: the choice is the best of all orders with all pairs, and its bound holds."""
+"""Results over arguments: the choice is the best of all orders with all pairs, and its bound holds."""
 
 import itertools
 from functools import partial
@@ -43,7 +43,7 @@ def problems_with_pairs(draw, most=6):
 
 
 def peak_with(problem, sequence, pairs):
-    """The peak of an order with pairs: when one is taken over, the two arrays are one; None if it cannot be."""
+    """The peak of an order with pairs, which are one array when taken over; None if that cannot be."""
     at = {operator: timestep for timestep, operator in enumerate(sequence)}
     spans = [
         (at[array.producer], max((at[each] for each in array.consumers), default=at[array.producer]))
