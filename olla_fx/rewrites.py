@@ -16,6 +16,7 @@ REWRITES = (
     "narrow_indices",
     "row_updates",
     "blocked_updates",
+    "separate_parts",
 )
 """The names of all rewrites in sequence: later ones act on what earlier ones leave."""
 

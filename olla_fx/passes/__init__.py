@@ -80,6 +80,7 @@ def run_passes(
     if changes:
         graph.eliminate_dead_code(has_effect)
         views |= views_in(graph)
+        follow_storages(root, graph, views)
     if captured.mode is Mode.AUTOGRAD and mark_boundary(graph, captured.inputs, captured.outputs.results):
         follow_storages(root, graph, views)
     reinplace(graph, keep_forward=keep_forward)

@@ -22,6 +22,7 @@ from olla_fx.passes.rewrites import (
     masks_behind_pooling,
     narrow_indices,
     row_updates,
+    separate_parts,
     slices_of_cat,
     unread_arguments,
 )
@@ -42,6 +43,7 @@ _FUNCTIONS: Mapping[str, Callable[[fx.Graph, Wanted], list[Change]]] = {
     "blocked_updates": lambda graph, wanted: blocked_updates.update_in_blocks(
         graph, wanted.cuts, wanted.probe
     ),
+    "separate_parts": lambda graph, _: separate_parts.separate_parts(graph),
 }
 
 
