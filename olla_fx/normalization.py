@@ -132,6 +132,17 @@ def normalized_again(norm: fx.Node, activation: fx.Node | None = None) -> Again 
     return Again(batch_norm_again, (source, weight, bias, results[1], results[2], *limits), channels_last)
 
 
+def clamp_while_normalizing(graph: fx.Graph) -> None:
+    """Let a batch norm that is made again clamp its result, too, where only a clamp reads that."""
+    for node in graph.find_nodes(op="call_function", target=batch_norm_again):
+        readers = list(node.users)
+        limits = _limits(readers[0], node) if len(readers) == 1 else None
+        if limits is not None and node.args[-2:] == (-math.inf, math.inf):
+            node.args = (*node.args[:-2], *limits)
+            readers[0].replace_all_uses_with(node)
+            graph.erase_node(readers[0])
+
+
 def _limits(activation: fx.Node, normalized: fx.Node | None) -> tuple[float, float] | None:
     """Return between which numbers an activation leaves its argument as it is; None if it does more."""
     packet = getattr(activation.target, "overloadpacket", None)

@@ -38,11 +38,12 @@ def choose_recomputation(
     if kept.schedule is None:
         raise ValueError("the candidate was not ordered")
     costs = operator_seconds(kept.dataflow, profile)
-    problem = recomputation_problem(kept.dataflow, kept.schedule.order, costs.seconds)
+    probe = rewriting.probe if profile is None else None
+    problem = recomputation_problem(kept.dataflow, kept.schedule.order, costs.seconds, probe)
     answer = least_memory(problem, share * problem.step_seconds)
     if not answer.dropped:
         return candidate
-    step = with_repetitions(kept.dataflow, answer.executions)
+    step = with_repetitions(kept.dataflow, answer.executions, probe)
     repeated = rewriting.ordered(Candidate(step.dataflow, candidate.changes), step.order)
     candidate = rewriting.ordered(candidate)
     if repeated.peak_bytes >= (1 - LEAST_GAIN) * candidate.peak_bytes:
@@ -58,7 +59,7 @@ def _told(
     arrays = []
     for index in answer.dropped:
         array, makers = problem.problem.arrays[index], problem.makers[index]
-        seconds = sum(problem.seconds[operator] for operator in makers)
+        seconds = sum(problem.repetition_seconds[operator] for operator in makers)
         source = source_of(kept.dataflow.operators[makers[0]])
         arrays.append(RecomputedArray(array.name, array.size_bytes, seconds, source))
     return Recomputed(

@@ -15,8 +15,9 @@ from torch import fx
 
 from olla_fx.dataflow import Dataflow, build_dataflow
 from olla_fx.fx_graph import forward_backward_boundary, storages_of, written_arguments
-from olla_fx.passes.repeatable import Repeatable, made_again
+from olla_fx.passes.repeatable import Repeatable
 from olla_fx.passes.repetitions import OperatorRun, repeat_operators
+from olla_fx.passes.rewrites.probes import Probe
 from olla_solvers.problem import ArrayKind, OperatorIndex, Problem
 from olla_solvers.recomputation.problem import ArrayIndex, Execution, RecomputationProblem, Seconds
 
@@ -35,7 +36,10 @@ class RepeatedStep:
 
 
 def recomputation_problem(
-    dataflow: Dataflow, order: Sequence[OperatorIndex], seconds: Sequence[Seconds]
+    dataflow: Dataflow,
+    order: Sequence[OperatorIndex],
+    seconds: Sequence[Seconds],
+    probe: Probe | None = None,
 ) -> RecomputationProblem:
     """Say what of a step may run again.
 
@@ -43,6 +47,7 @@ def recomputation_problem(
         dataflow: of a graph after passes with ``keep_forward``.
         order: an order of its operators.
         seconds: of each operator.
+        probe: says whether kernels give equal bits; None if none may be used that need this.
 
     Returns:
         The problem; nothing of it may run again if the step has no backward. Its order is the given one, but
@@ -50,7 +55,7 @@ def recomputation_problem(
         they overwrite can be read until then.
     """
     order = _with_writes_late(dataflow.problem, order)
-    step = _Step(dataflow, order)
+    step = _Step(dataflow, order, probe)
     indices = range(len(dataflow.operators))
     makers = tuple(step.makers(array) for array in range(len(dataflow.problem.arrays)))
     used = {operator for group in makers for operator in group}
@@ -63,15 +68,19 @@ def recomputation_problem(
         tuple(map(step.is_late, indices)),
         {operator: writers for operator, writers in must_precede.items() if writers},
         tuple(pair for operator in indices for pair in step.taken_over_by(operator)),
+        tuple(step.again_seconds(operator, taken) for operator, taken in enumerate(seconds)),
     )
 
 
-def with_repetitions(dataflow: Dataflow, executions: Sequence[Execution]) -> RepeatedStep:
+def with_repetitions(
+    dataflow: Dataflow, executions: Sequence[Execution], probe: Probe | None = None
+) -> RepeatedStep:
     """Put what was chosen into a step's graph.
 
     Args:
         dataflow: for which the problem was stated; not changed.
         executions: of the answer.
+        probe: with which the problem was stated.
 
     Raises:
         CaptureError: if an execution is none that the problem allows.
@@ -85,7 +94,7 @@ def with_repetitions(dataflow: Dataflow, executions: Sequence[Execution]) -> Rep
         )
         for execution in executions
     ]
-    repeated = repeat_operators(dataflow.graph_module, runs, dataflow.device)
+    repeated = repeat_operators(dataflow.graph_module, runs, dataflow.device, probe)
     return RepeatedStep(
         build_dataflow(repeated.graph_module, dataflow.device, dataflow.gradients), repeated.order
     )
@@ -122,12 +131,12 @@ class _Step:
         writers_behind: for operators that may run again, those that overwrite later what they read.
     """
 
-    def __init__(self, dataflow: Dataflow, order: Sequence[OperatorIndex]) -> None:
+    def __init__(self, dataflow: Dataflow, order: Sequence[OperatorIndex], probe: Probe | None) -> None:
         self._nodes = dataflow.operators
         self._produced = dataflow.produced
         self._arrays = dataflow.problem.arrays
         self._number = {node: number for number, node in enumerate(self._nodes)}
-        self._repeatable = Repeatable(dataflow.graph_module.graph, dataflow.device)
+        self._repeatable = Repeatable(dataflow.graph_module.graph, dataflow.device, probe)
         self._timestep = {operator: timestep for timestep, operator in enumerate(order)}
         boundary = self._repeatable.backward
         is_marker = boundary is not None and boundary.target is forward_backward_boundary
@@ -184,12 +193,26 @@ class _Step:
         if self._arrays[array].kind is not ArrayKind.PLANNED or producer is None:
             return ()
         result = self._produced[producer].index(array)
-        if producer not in self.writers_behind or not made_again(self._nodes[producer])[result]:
+        if producer not in self.writers_behind or not self._makes_again(producer, result):
             return ()
         writers = self._writers.get(array, [])
         if any(self._written(producer)) or any(self._written(writer) != {array} for writer in writers):
             return ()
         return (producer, *writers) if all(writer in self.writers_behind for writer in writers) else ()
+
+    def _makes_again(self, operator: OperatorIndex, result: int) -> bool:
+        return result == 0 or not self._repeatable.makes_first_alone(self._nodes[operator])
+
+    def again_seconds(self, operator: OperatorIndex, seconds: Seconds) -> Seconds:
+        """Return the seconds of a repetition: none for a clamp that its batch norm's does, too."""
+        written = self._written(operator)
+        if len(written) != 1:
+            return seconds
+        makers = self.makers(*written)
+        clamps = len(makers) == 2 and self._repeatable.clamps_what_it_makes(
+            self._nodes[makers[0]], self._nodes[operator]
+        )
+        return 0.0 if clamps else seconds
 
     def _written(self, operator: OperatorIndex) -> set[ArrayIndex]:
         targets = written_arguments(self._nodes[operator])

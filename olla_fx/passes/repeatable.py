@@ -5,9 +5,11 @@ what writes to a tensor of the caller's, and what reads something that forward o
 and operators of other libraries are excluded, since they may do more than their schemas say; so is what is
 on another device. Two kinds have a form of their own for the second time:
 
-* **Batch norms** with running statistics run without these, which the first run has updated. On the CPU that
-  is the form without statistics; on CUDA, where their absence may choose another kernel, they write to
-  scratch tensors, whose values a training step does not read.
+* **Batch norms** that :mod:`olla_fx.normalization` can make again from the mean and deviation that backward
+  keeps anyway are made so, in one pass and with the clamp behind them. Others with running statistics run
+  without these, which the first run has updated. On the CPU that is the form without statistics; on CUDA,
+  where their absence may choose another kernel, they write to scratch tensors, whose values a training step
+  does not read.
 * **Dropout on the CPU** in 32 and 64 bits multiplies by the mask that the first run drew, by the very
   function that the first run called.
 
@@ -17,8 +19,6 @@ Of another one (a bias, say) a copy is kept if it is small; if it is not, what r
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import fx
@@ -37,8 +37,10 @@ from olla_fx.fx_graph import (
     storages_of,
     written_arguments,
 )
+from olla_fx.normalization import Again, normalized_again
 from olla_fx.passes.regions import Region, Regions
 from olla_fx.passes.reinplace import fits_over
+from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.torch_compat import pytree
 
 aten = torch.ops.aten
@@ -59,13 +61,15 @@ class Repeatable:
         position: of each node in the graph.
     """
 
-    def __init__(self, graph: fx.Graph, device: torch.device) -> None:
+    def __init__(self, graph: fx.Graph, device: torch.device, probe: Probe | None) -> None:
         """Read who reads and writes what off a graph's fake values.
 
         Args:
             graph: after all passes, with ``keep_forward``.
             device: the one that is planned.
+            probe: says whether kernels give equal bits; None if none may be used that need this.
         """
+        self._again = {} if probe is None else _made_from_statistics(graph, probe)
         self.backward = first_of_backward(graph)
         self.position = {node: index for index, node in enumerate(graph.nodes)}
         self._device = device
@@ -115,6 +119,18 @@ class Repeatable:
             return False
         return self._own(node).isdisjoint(self._static) and all(map(self._stays, self.sources(node)))
 
+    def from_statistics(self, node: fx.Node) -> Again | None:
+        """Return what makes a batch norm's result again from its statistics; None for others."""
+        return self._again.get(node)
+
+    def clamps_what_it_makes(self, node: fx.Node, activation: fx.Node) -> bool:
+        """Return True if a batch norm's repetition can do what a writer over its result does, too."""
+        return self.from_statistics(node) is not None and normalized_again(node, activation) is not None
+
+    def makes_first_alone(self, node: fx.Node) -> bool:
+        """Return True if an operator's repetition makes its first result alone, of the others."""
+        return is_replayed(node) or self.from_statistics(node) is not None
+
     def _is_planned(self, node: fx.Node) -> bool:
         """Return True if an operator reads and makes nothing on other devices."""
         values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes)]
@@ -123,6 +139,9 @@ class Repeatable:
 
     def sources(self, node: fx.Node) -> list[fx.Node]:
         """Return the nodes of which an operator's repetition reads the elements."""
+        again = self.from_statistics(node)
+        if again is not None:
+            return [argument for argument in again.args if isinstance(argument, fx.Node)]
         if has_statistics(node):
             return [argument for argument in node.args[:RUNNING_MEAN] if isinstance(argument, fx.Node)]
         return node.all_input_nodes
@@ -174,6 +193,16 @@ class Repeatable:
         return fits_over(node, target, self._regions)
 
 
+def _made_from_statistics(graph: fx.Graph, probe: Probe) -> dict[fx.Node, Again]:
+    """Return for batch norms what makes their results again with the same bits."""
+    again = {node: normalized_again(node) for node in graph.nodes}
+    return {
+        node: what
+        for node, what in again.items()
+        if what is not None and probe.equal_from_statistics(what.channels_last)
+    }
+
+
 def _makes_or_writes(node: fx.Node) -> bool:
     """Return False if an operator both makes something and returns arguments that it has written to."""
     read = {key for source in node.all_input_nodes for key in storages_of(source.meta.get("val"))} - {None}
@@ -209,9 +238,3 @@ def is_replayed(node: fx.Node) -> bool:
 def mask_of(dropout: fx.Node) -> fx.Node | None:
     """Return the mask that a dropout has drawn, if anybody reads it."""
     return next((user for user in dropout.users if user.args[1] == 1), None)
-
-
-def made_again(node: fx.Node) -> Sequence[bool]:
-    """Return for each flattened result of an operator that may run again whether the repetition makes it."""
-    leaves = pytree.tree_leaves(node.meta.get("val"))
-    return [position == 0 or not is_replayed(node) for position in range(len(leaves))]

@@ -36,10 +36,12 @@ from olla_fx.fx_graph import (
     storages_of,
     written_arguments,
 )
+from olla_fx.normalization import clamp_while_normalizing
 from olla_fx.passes.cleanup import has_effect
 from olla_fx.passes.propagate import follow_storages, views_in
 from olla_fx.passes.reinplace import reinplace
 from olla_fx.passes.repeatable import RUNNING_MEAN, Repeatable, has_statistics, is_replayed, mask_of
+from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.torch_compat import pytree, storage_key
 
 aten = torch.ops.aten
@@ -77,7 +79,10 @@ class RepeatedGraph:
 
 
 def repeat_operators(
-    graph_module: fx.GraphModule, runs: Sequence[OperatorRun], device: torch.device
+    graph_module: fx.GraphModule,
+    runs: Sequence[OperatorRun],
+    device: torch.device,
+    probe: Probe | None = None,
 ) -> RepeatedGraph:
     """Put repetitions into a copy of a graph; see the module docstring.
 
@@ -85,6 +90,7 @@ def repeat_operators(
         graph_module: after all passes, with ``keep_forward``; not changed.
         runs: of its operators, in sequence: each once as itself, and repetitions before their readers.
         device: the one that is planned.
+        probe: says whether kernels give equal bits; None if none may be used that need this.
 
     Raises:
         CaptureError: if the graph does not allow a repetition.
@@ -92,9 +98,10 @@ def repeat_operators(
     graph = fx.Graph()
     graph.output(graph.graph_copy(graph_module.graph, {}))
     views = views_in(graph)
-    inserter = _Inserter(graph, runs, device)
+    inserter = _Inserter(graph, runs, device, probe)
     with torch_compat.fake_mode_of(node.meta.get("val") for node in graph.nodes), torch.no_grad():
         inserter.insert()
+    clamp_while_normalizing(graph)
     graph.eliminate_dead_code(has_effect)
     views |= inserter.views
     follow_storages(graph_module, graph, views)
@@ -126,12 +133,14 @@ class _Inserter:
         sequence: the operators in the sequence of the runs, with those that were inserted.
     """
 
-    def __init__(self, graph: fx.Graph, runs: Sequence[OperatorRun], device: torch.device) -> None:
+    def __init__(
+        self, graph: fx.Graph, runs: Sequence[OperatorRun], device: torch.device, probe: Probe | None
+    ) -> None:
         self.views: set[fx.Node] = set()
         self.sequence: list[fx.Node] = []
         self._graph = graph
         self._runs = runs
-        self._repeatable = Repeatable(graph, device)
+        self._repeatable = Repeatable(graph, device, probe)
         self._nodes = {node.name: node for node in graph.nodes}
         self._place = list(graph.nodes)
         self._made: dict[_Run, list[fx.Node]] = {}
@@ -196,7 +205,10 @@ class _Inserter:
         node = self._nodes[run.operator]
         scratch: dict[fx.Node, Any] = {}
         target, args, kwargs = node.target, list(node.args), dict(node.kwargs)
-        if is_replayed(node):
+        from_statistics = self._repeatable.from_statistics(node)
+        if from_statistics is not None:
+            target, args = from_statistics.target, list(from_statistics.args)
+        elif is_replayed(node):
             rate: Any = node.args[1]
             target = operators.dropout_backward
             args, kwargs = [args[0], mask_of(node), 1.0 / (1.0 - rate)], {}
@@ -206,7 +218,8 @@ class _Inserter:
                 del args[RUNNING_MEAN : RUNNING_MEAN + 2]
             else:
                 scratch.update({args[index]: None for index in (RUNNING_MEAN, RUNNING_MEAN + 1)})
-        scratch.update({argument: None for argument in written_arguments(node) if _is_unread(argument)})
+        if from_statistics is None:
+            scratch.update({argument: None for argument in written_arguments(node) if _is_unread(argument)})
         for argument in scratch:
             scratch[argument] = self._scratch_like(argument, before)
         args, kwargs = fx.map_arg(
@@ -217,7 +230,7 @@ class _Inserter:
                 "call_function", target, tuple(args), kwargs, f"{node.name}_repeated"
             )
         again.meta = _meta_of_repetition(node)
-        if is_replayed(node):
+        if self._repeatable.makes_first_alone(node):
             again.meta["val"] = node.meta["val"][0]
             if LAYOUTS in node.meta:
                 again.meta[LAYOUTS] = node.meta[LAYOUTS][:1]
@@ -234,8 +247,10 @@ class _Inserter:
             )
         if not is_free(source):
             return self._result(source, run)
-        if source.target is operator.getitem and is_replayed(source.all_input_nodes[0]):
-            return source if source.args[1] == 1 else self._result(source.all_input_nodes[0], run, source)
+        if source.target is operator.getitem:
+            maker = source.all_input_nodes[0]
+            if self._repeatable.makes_first_alone(maker):
+                return source if source.args[1] else self._result(maker, run, source)
         images = {node: self._image(node, run, before) for node in source.all_input_nodes}
         if all(node is image for node, image in images.items()):
             return source

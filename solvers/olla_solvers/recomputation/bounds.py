@@ -199,7 +199,10 @@ class Bounds:
                 [() if array in there else makers for array, makers in enumerate(problem.makers)],
                 instance.reads,
                 # What has not run by then costs nothing: it runs for the first time.
-                [taken if ran else 0.0 for ran, taken in zip(before, problem.seconds, strict=True)],
+                [
+                    taken if ran else 0.0
+                    for ran, taken in zip(before, problem.repetition_seconds, strict=True)
+                ],
                 sizes,
                 problem.step_seconds,
             )

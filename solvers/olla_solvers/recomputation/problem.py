@@ -35,6 +35,7 @@ class RecomputationProblem:
             write to what it reads.
         takes_over: pairs of arrays (read, made): the one operator that makes the second one may do so in the
             memory of the first if nobody needs that afterwards. Both have the same size.
+        again_seconds: of a repetition of each operator; empty if that takes as long as the first run.
     """
 
     problem: Problem
@@ -44,6 +45,12 @@ class RecomputationProblem:
     is_late: tuple[bool, ...]
     must_precede: Mapping[OperatorIndex, tuple[OperatorIndex, ...]] = field(default_factory=dict)
     takes_over: tuple[tuple[ArrayIndex, ArrayIndex], ...] = ()
+    again_seconds: tuple[Seconds, ...] = ()
+
+    @property
+    def repetition_seconds(self) -> tuple[Seconds, ...]:
+        """Seconds of a repetition of each operator."""
+        return self.again_seconds or self.seconds
 
     @property
     def step_seconds(self) -> Seconds:

@@ -76,7 +76,9 @@ def find_units(
         reads=tuple(
             tuple(other for other in others if other not in (-1, unit)) for unit, others in enumerate(wanted)
         ),
-        seconds=tuple(sum(problem.seconds[operator] for operator in members) for members in operators),
+        seconds=tuple(
+            sum(problem.repetition_seconds[operator] for operator in members) for members in operators
+        ),
         earliest=tuple(1 + max(position[operator] for operator in members) for members in operators),
         latest=tuple(
             min(
@@ -96,11 +98,14 @@ def _check(problem: RecomputationProblem) -> None:
     operators, arrays = len(problem.problem.operators), len(problem.problem.arrays)
     if not problem.problem.is_executable(problem.order):
         raise ProblemError("the order of a step to recompute is not one of its operators")
-    if not (len(problem.seconds) == len(problem.is_late) == operators and len(problem.makers) == arrays):
+    if not (
+        len(problem.repetition_seconds) == len(problem.seconds) == len(problem.is_late) == operators
+        and len(problem.makers) == arrays
+    ):
         raise ProblemError(
             "a step to recompute needs seconds and a side for each operator, makers for each array"
         )
-    if not all(0 <= seconds < float("inf") for seconds in problem.seconds):
+    if not all(0 <= seconds < float("inf") for seconds in (*problem.seconds, *problem.again_seconds)):
         raise ProblemError("an operator of a step to recompute takes no finite, positive time")
     for array, makers in enumerate(problem.makers):
         late = next((operator for operator in makers if problem.is_late[operator]), None)

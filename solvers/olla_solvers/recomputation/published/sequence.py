@@ -106,7 +106,7 @@ def measure(instance: Instance, executions: Sequence[Execution]) -> Recomputatio
     return Recomputation(
         tuple(executions),
         max(resident[: len(executions)], default=0),
-        sum(problem.seconds[execution.operator] for execution in executions if execution.copy),
+        sum(problem.repetition_seconds[execution.operator] for execution in executions if execution.copy),
         tuple(sorted(_arrays_made_by(instance, repeated))),
     )
 
