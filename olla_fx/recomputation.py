@@ -13,9 +13,13 @@ from olla_fx.costs import Costs, DeviceProfile, operator_seconds
 from olla_fx.fx_graph import source_of
 from olla_fx.recomputed import Recomputed, RecomputedArray
 from olla_fx.recomputing import recomputation_problem, with_repetitions
-from olla_fx.rewriting import LEAST_GAIN, Candidate, Rewriting
+from olla_fx.rewriting import Candidate, Rewriting
+from olla_solvers.problem import Array, OperatorIndex
 from olla_solvers.recomputation.least_memory import least_memory
 from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem
+
+LEAST_GAIN = 0.01
+"""Share of the peak that recomputation must save."""
 
 
 def choose_recomputation(
@@ -46,7 +50,7 @@ def choose_recomputation(
     step = with_repetitions(kept.dataflow, answer.executions, probe)
     repeated = rewriting.ordered(Candidate(step.dataflow, candidate.changes), step.order)
     candidate = rewriting.ordered(candidate)
-    if repeated.peak_bytes >= (1 - LEAST_GAIN) * candidate.peak_bytes:
+    if repeated.peak_bytes > (1 - LEAST_GAIN) * candidate.peak_bytes:
         return candidate
     saved_bytes = candidate.peak_bytes - repeated.peak_bytes
     return replace(repeated, recomputed=_told(kept, problem, answer, costs, saved_bytes))
@@ -56,12 +60,16 @@ def _told(
     kept: Candidate, problem: RecomputationProblem, answer: Recomputation, costs: Costs, saved_bytes: int
 ) -> Recomputed:
     """Return what is told of an answer."""
-    arrays = []
+    made_together: dict[tuple[OperatorIndex, ...], list[Array]] = {}
     for index in answer.dropped:
-        array, makers = problem.problem.arrays[index], problem.makers[index]
+        made_together.setdefault(problem.makers[index], []).append(problem.problem.arrays[index])
+    arrays = []
+    for makers, together in made_together.items():
+        largest = max(together, key=lambda array: array.size_bytes)
+        size_bytes = sum(array.size_bytes for array in together)
         seconds = sum(problem.repetition_seconds[operator] for operator in makers)
         source = source_of(kept.dataflow.operators[makers[0]])
-        arrays.append(RecomputedArray(array.name, array.size_bytes, seconds, source))
+        arrays.append(RecomputedArray(largest.name, size_bytes, seconds, source))
     return Recomputed(
         tuple(arrays),
         _repetitions(answer),

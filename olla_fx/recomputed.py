@@ -18,7 +18,7 @@ class RecomputedArray:
 
     Attributes:
         name: of the array.
-        size_bytes: its size.
+        size_bytes: its size, with that of smaller arrays that the same operators make.
         seconds: of the operators that make it again.
         source: the file and line that calls the first of these; empty if that is not known.
     """
