@@ -88,7 +88,7 @@ def measure_kinds(
             taken = _measured(node, stopwatch, deadline, (requests or {}).get(node.name))
             if taken is not None:
                 work = work_of(node, device)
-                measured[kind] = Measurement(operator_name(node.target), work, taken)
+                measured[kind] = Measurement(operator_name(node), work, taken)
     return measured
 
 
