@@ -111,6 +111,8 @@ def can_be_measured(node: fx.Node, device: torch.device) -> bool:
     tensors = _tensors_given(node)
     if not any(is_on(tensor, device) and tensor.numel() for tensor in (*tensors, *_tensors_of(node))):
         return False
+    if any(tensor.is_complex() for tensor in tensors):
+        return False
     has_integers = any(not (t.is_floating_point() or t.dtype is torch.bool) for t in tensors)
     return not has_integers or name in _INDEXING or name in _ANY_INTEGERS
 
