@@ -60,9 +60,14 @@ _VALUES_MATTER = frozenset({"nonzero_sized"})
 """Operators that refuse truth values other than those that they were captured for."""
 
 
-def operator_name(operator: Any) -> str:
-    """Return the name of an operator, the same in place and elsewhere."""
-    return plain_name(operator).removesuffix("_")
+def operator_name(node: fx.Node) -> str:
+    """Return the name of an operator, the same in place and elsewhere, another for convolutions in groups."""
+    name = plain_name(node.target).removesuffix("_")
+    return f"{name} in groups" if name.startswith("convolution") and _groups(node) > 1 else name
+
+
+def _groups(node: fx.Node) -> int:
+    return next((int(given) for argument, given in given_arguments(node) if argument.name == "groups"), 1)
 
 
 def kind_of(node: fx.Node) -> str:
@@ -71,7 +76,7 @@ def kind_of(node: fx.Node) -> str:
     Where its results lie is no part of it: in place, in memory that is given, or in memory of its own.
     """
     if isinstance(node.target, OpOverload):
-        name, arguments = operator_name(node.target), given_arguments(node)
+        name, arguments = operator_name(node), given_arguments(node)
         given = [(argument.name, _described(value)) for argument, value in arguments if not argument.is_out]
     else:
         name, given = str(node.target), [("", _described([node.args, *node.kwargs.values()]))]
@@ -97,7 +102,7 @@ def can_be_measured(node: fx.Node, device: torch.device) -> bool:
     operator = node.target
     if not isinstance(operator, OpOverload) or operator.namespace not in _OWN_NAMESPACES:
         return False
-    name = operator_name(operator)
+    name = operator_name(node)
     if _draws(node) or name in _VALUES_MATTER or (may_raise(node) and name not in _INDEXING):
         return False
     given = list(given_arguments(node))
@@ -105,6 +110,8 @@ def can_be_measured(node: fx.Node, device: torch.device) -> bool:
         return False
     tensors = _tensors_given(node)
     if not any(is_on(tensor, device) and tensor.numel() for tensor in (*tensors, *_tensors_of(node))):
+        return False
+    if any(tensor.is_complex() for tensor in tensors):
         return False
     has_integers = any(not (t.is_floating_point() or t.dtype is torch.bool) for t in tensors)
     return not has_integers or name in _INDEXING or name in _ANY_INTEGERS

@@ -45,9 +45,6 @@ REPETITIONS = 3
 ENOUGH_SECONDS = 0.01
 """An operator that has run for so long, after the run that warms up, does not run again."""
 
-_RUNS_TOGETHER = 10
-"""On CUDA: runs between two events."""
-
 
 Request: TypeAlias = tuple[int, int]
 """Of memory: its position among those of the operator, and its bytes."""
@@ -82,13 +79,13 @@ def measure_kinds(
     with _prepared(device):
         for kind, node, expected in unknown:
             is_too_large = most_bytes is not None and operand_bytes(node) > most_bytes
-            # A run that warms up, and half as long for the arguments.
-            if is_too_large or time.perf_counter() + 2.5 * expected > deadline:
+            # A run that warms up, half as long for the arguments, and those that are timed.
+            if is_too_large or time.perf_counter() + (1.5 + stopwatch.runs) * expected > deadline:
                 continue
             taken = _measured(node, stopwatch, deadline, (requests or {}).get(node.name))
             if taken is not None:
                 work = work_of(node, device)
-                measured[kind] = Measurement(operator_name(node.target), work, taken)
+                measured[kind] = Measurement(operator_name(node), work, taken)
     return measured
 
 
@@ -119,7 +116,7 @@ def _measured(
         while len(taken) < REPETITIONS and sum(taken) < ENOUGH_SECONDS and time.perf_counter() < deadline:
             taken.append(run())
         return statistics.median(taken)
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, IndexError) as error:
         logger.info("%s cannot be measured: %s", node.target, error)
         return None
 
@@ -136,7 +133,14 @@ def _prepared(device: torch.device) -> Iterator[None]:
 
 
 class _Stopwatch:
-    """Times calls on a CPU, with results and workspaces in a buffer of its own."""
+    """Times calls on a CPU, with results and workspaces in a buffer of its own.
+
+    Attributes:
+        operands: makes the arguments of the calls.
+        runs: of a call, between two readings of the clock.
+    """
+
+    runs = 1
 
     def __init__(self, device: torch.device) -> None:
         self.operands = Operands(device)
@@ -187,7 +191,9 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 class _CudaStopwatch(_Stopwatch):
-    """Times calls on a CUDA device."""
+    """Times calls on a CUDA device, some of them together."""
+
+    runs = 10
 
     def prepared(self, call: Callable[[], object], requests: Sequence[Request] | None) -> Callable[[], float]:
         """Return what times a call; it runs once before."""
@@ -196,10 +202,10 @@ class _CudaStopwatch(_Stopwatch):
         def run() -> float:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
-            for _ in range(_RUNS_TOGETHER):
+            for _ in range(self.runs):
                 call()
             end.record()
             end.synchronize()
-            return float(start.elapsed_time(end)) / 1e3 / _RUNS_TOGETHER
+            return float(start.elapsed_time(end)) / 1e3 / self.runs
 
         return run

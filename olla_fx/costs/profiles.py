@@ -8,18 +8,20 @@ Rates of float32 are those of TF32, which convolutions use by default, and matri
 after the other when the host keeps up.
 
 ``cpu`` is one core with AVX-512 at about 2.5 GHz: two fused multiply-adds of 16 numbers a cycle are 160
-GFLOP/s in float32; :func:`profile_of` takes it times the number of threads. Types that have no rate are
-computed at that of float32.
+GFLOP/s in float32, of which oneDNN's products and convolutions reach 120. Rates, bandwidth, launch and slow
+operators were fitted to what ``examples/benchmarks/operator_costs.py`` measures. :func:`profile_of` takes it
+times the number of threads. Types that have no rate are computed at that of float32.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from olla_fx.costs.work import Work
 from olla_solvers.errors import OptionError
 
 TERA = 1e12
@@ -38,26 +40,28 @@ class DeviceProfile:
         rates: floating-point operations in a second that large kernels reach, by type.
         bandwidth: bytes in a second, read and written together.
         launch_seconds: what an operator takes at least.
+        slow: operators whose kernels take so many times as long as that says, by name.
     """
 
     name: str
     rates: Mapping[torch.dtype, float]
     bandwidth: float
     launch_seconds: float
+    slow: Mapping[str, float] = field(default_factory=dict)
 
     def rate(self, dtype: torch.dtype) -> float:
         """Return the floating-point operations in a second in a type."""
         return self.rates.get(dtype, self.rates[torch.float32])
 
-    def seconds(self, flops: int, dtype: torch.dtype, moved_bytes: int) -> float:
+    def seconds(self, operator: str, work: Work) -> float:
         """Return the seconds of an operator: a launch, and the longer of computing and moving.
 
         Args:
-            flops: floating-point operations.
-            dtype: in which they are done.
-            moved_bytes: read and written.
+            operator: its name (:func:`olla_fx.costs.kinds.operator_name`).
+            work: what it does.
         """
-        return self.launch_seconds + max(flops / self.rate(dtype), moved_bytes / self.bandwidth)
+        computing, moving = work.flops / self.rate(work.dtype), work.moved_bytes / self.bandwidth
+        return self.launch_seconds + self.slow.get(operator, 1.0) * max(computing, moving)
 
     def with_threads(self, threads: int) -> DeviceProfile:
         """Return the profile of so many cores."""
@@ -77,6 +81,21 @@ def _tensor_cores(float32: float, half: float, float64: float) -> dict[torch.dty
     }
 
 
+_SLOW_ON_CPU = {
+    # Random numbers are drawn one by one.
+    "dropout": 24, "native_dropout": 22, "bernoulli": 70, "normal": 18, "uniform": 18,
+    "dropout_backward": 2.6,
+    # Windows and sums that are not vectorised.
+    "max_pool2d_with_indices": 26, "avg_pool2d": 11, "upsample_nearest2d": 9, "cumsum": 20, "where": 13,
+    "_safe_softmax": 6,
+    "_native_batch_norm_legit": 3.3, "native_batch_norm": 3.3, "native_layer_norm": 1.7,
+    "native_layer_norm_backward": 1.7,
+    # Few products for each number.
+    "convolution in groups": 5, "convolution_backward in groups": 7,
+    "_scaled_dot_product_flash_attention_for_cpu": 1.6,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": 1.6,
+}  # fmt: skip
+
 PROFILES: Mapping[str, DeviceProfile] = {
     profile.name: profile
     for profile in (
@@ -93,6 +112,7 @@ PROFILES: Mapping[str, DeviceProfile] = {
             },
             20 * GIGA,
             1.5e-6,
+            _SLOW_ON_CPU,
         ),
     )
 }

@@ -2,18 +2,15 @@
 
 An estimate is a roofline: a launch, and the longer of what an operator's floating-point operations and its
 bytes take by the device's profile. Where some kinds were measured, the others' estimates are multiplied by
-what the measured ones of the same operator took beside theirs (the median), so that both are in one unit; an
-operator of which no kind was measured takes the median of those that compute as it does: products, or moving
-memory alone.
+what the measured ones of the same operator took beside theirs, in sum, so that both are in one unit. (A
+median would give a launch the weight of a product.) An operator of which no kind was measured takes the ratio
+of all that compute as it does: products, or moving memory alone.
 """
 
 from __future__ import annotations
 
 import collections
-import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from olla_fx.costs.kinds import kind_of, operator_name
 from olla_fx.costs.measurements import Measurements, read_measurements
@@ -21,8 +18,6 @@ from olla_fx.costs.profiles import DeviceProfile, profile_of
 from olla_fx.costs.work import Work, work_of
 from olla_fx.dataflow import Dataflow
 from olla_fx.fx_graph import is_marker
-
-_Key = TypeVar("_Key")
 
 MEASURED, ESTIMATED = "measured", "estimated"
 
@@ -81,35 +76,27 @@ def operator_seconds(
     by_kind[""] = 0.0
     for kind, node in zip(kinds, dataflow.operators, strict=True):
         if kind not in by_kind:
-            work = work_of(node, dataflow.device)
-            by_kind[kind] = ratios.of(operator_name(node.target), work) * _estimate(work, chosen)
+            name, work = operator_name(node), work_of(node, dataflow.device)
+            by_kind[kind] = ratios.of(name, work) * chosen.seconds(name, work)
     seconds = tuple(by_kind[kind] for kind in kinds)
     measured_seconds = sum(by_kind[kind] for kind in kinds if kind in measurements)
     step_seconds = sum(seconds)
     return Costs(seconds, chosen.name, measured_seconds / step_seconds if step_seconds else 0.0)
 
 
-def _estimate(work: Work, profile: DeviceProfile) -> float:
-    return profile.seconds(work.flops, work.dtype, work.moved_bytes)
-
-
 class _Ratios:
     """What operators take beside their estimates."""
 
     def __init__(self, measurements: Measurements, profile: DeviceProfile) -> None:
-        by_operator: dict[str, list[float]] = collections.defaultdict(list)
-        by_class: dict[bool, list[float]] = collections.defaultdict(list)
-        for measured in measurements.values():
-            ratio = measured.seconds / _estimate(measured.work, profile)
-            by_operator[measured.operator].append(ratio)
-            by_class[measured.work.flops > 0].append(ratio)
-        self._of_operator = _medians(by_operator)
-        self._of_class = _medians(by_class)
+        measured: dict[object, float] = collections.defaultdict(float)
+        estimated: dict[object, float] = collections.defaultdict(float)
+        for kind in measurements.values():
+            estimate = profile.seconds(kind.operator, kind.work)
+            for group in (kind.operator, kind.work.flops > 0):
+                measured[group] += kind.seconds
+                estimated[group] += estimate
+        self._ratios = {group: seconds / estimated[group] for group, seconds in measured.items()}
 
     def of(self, operator: str, work: Work) -> float:
         """Return by how much to multiply an estimate."""
-        return self._of_operator.get(operator) or self._of_class.get(work.flops > 0, 1.0)
-
-
-def _medians(ratios: Mapping[_Key, list[float]]) -> dict[_Key, float]:
-    return {key: statistics.median(values) for key, values in ratios.items()}
+        return self._ratios.get(operator) or self._ratios.get(work.flops > 0, 1.0)

@@ -85,6 +85,14 @@ def test_plan_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.Capt
     assert printed.err == ""
 
 
+def test_the_time_of_another_device_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "--model", "torchvision:resnet18", "--image-size", "64", "--batch-size", "32"]
+    arguments += ["--no-baseline", "--recompute", "0.05"]
+    for profile in ("a100", "h200"):
+        assert cli.main([*arguments, "--device-profile", profile]) == 0
+        assert f"estimated for {profile}" in capsys.readouterr().out
+
+
 def test_inference_needs_less_than_training(tmp_path: Path) -> None:
     model = ("--model", "torchvision:resnet18", "--image-size", "64", "--no-baseline")
     inference = plan_json(tmp_path, *model, "--inference")
@@ -181,6 +189,7 @@ def test_a_graph_without_operators_is_refused(tmp_path: Path, capsys: pytest.Cap
         (["plan", "--model", "torchvision:resnet18", "--time-limit", "soon"], "seconds"),
         (["plan", "--model", "torchvision:resnet18", "--solver", "oracle"], "oracle"),
         (["plan", "--model", "torchvision:resnet18", "--optimizer", "lbfgs"], "unknown optimizer"),
+        (["plan", "--model", "torchvision:resnet18", "--device-profile", "v100"], "a100"),
         (["plan", "--model", "torchvision:resnet18", "--train", "--inference"], "not allowed"),
         (["plan", "--model", "torchvision:alexnet", "--image-size", "8"], "too small"),
         (["plan", "--model", "torchvision:resnet18", "--plot", "plan.bmp"], "--plot plan.bmp"),

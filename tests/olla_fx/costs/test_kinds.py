@@ -70,6 +70,7 @@ def test_a_number_of_the_call_is_any_number():
         (lambda: node_of(aten.bitwise_left_shift.Tensor, integers(4), integers(4)), False),
         # raises for most numbers
         (lambda: node_of(aten.cholesky.default, floats(4, 4)), False),
+        (lambda: node_of(aten.add.Tensor, floats(4).cfloat(), floats(4).cfloat()), False),
         # nothing of it is on the device
         (lambda: node_of(aten.relu.default, floats(0)), False),
     ],

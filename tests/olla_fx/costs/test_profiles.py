@@ -3,17 +3,30 @@
 import pytest
 import torch
 
-from olla_fx.costs import PROFILES, profile_by_name, profile_of
+from olla_fx.costs import PROFILES, Work, profile_by_name, profile_of
 from olla_solvers.errors import OptionError
 
 
 def test_an_operator_takes_a_launch_and_the_longer_of_computing_and_moving():
     a100 = profile_by_name("a100")
-    assert a100.seconds(0, torch.float32, 0) == pytest.approx(5e-6)
-    assert a100.seconds(int(0.6 * 156e12), torch.float32, 10) == pytest.approx(1 + 5e-6)
-    assert a100.seconds(int(0.6 * 156e12), torch.bfloat16, 10) == pytest.approx(0.5 + 5e-6)
-    assert a100.seconds(10, torch.float32, int(1.5e12)) == pytest.approx(1 + 5e-6)
-    assert a100.seconds(int(0.6 * 156e12), torch.int8, 0) == pytest.approx(1 + 5e-6)
+    products = int(0.6 * 156e12)
+
+    def seconds(flops, dtype, moved_bytes):
+        return a100.seconds("mm", Work(flops, dtype, moved_bytes))
+
+    assert seconds(0, torch.float32, 0) == pytest.approx(5e-6)
+    assert seconds(products, torch.float32, 10) == pytest.approx(1 + 5e-6)
+    assert seconds(products, torch.bfloat16, 10) == pytest.approx(0.5 + 5e-6)
+    assert seconds(10, torch.float32, int(1.5e12)) == pytest.approx(1 + 5e-6)
+    assert seconds(products, torch.int8, 0) == pytest.approx(1 + 5e-6)
+
+
+def test_slow_operators_take_longer():
+    work = Work(0, torch.float32, 1 << 20)
+    cpu = PROFILES["cpu"]
+    launch = cpu.launch_seconds
+    ratio = (cpu.seconds("dropout", work) - launch) / (cpu.seconds("relu", work) - launch)
+    assert ratio == pytest.approx(cpu.slow["dropout"])
 
 
 def test_more_threads_compute_faster():

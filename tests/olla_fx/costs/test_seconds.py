@@ -21,9 +21,7 @@ def measured(dataflow, factor, wanted):
     """Say of some operators that they take so many times what is estimated."""
     costs = operator_seconds(dataflow, measurements={})
     return {
-        kind_of(node): Measurement(
-            operator_name(node.target), work_of(node, dataflow.device), factor * seconds
-        )
+        kind_of(node): Measurement(operator_name(node), work_of(node, dataflow.device), factor * seconds)
         for node, seconds in zip(dataflow.operators, costs.seconds, strict=True)
         if wanted(node)
     }
@@ -43,18 +41,18 @@ def test_what_was_measured_is_taken(dataflow):
 
 def test_others_are_estimated_by_their_operator_then_their_class(dataflow):
     estimated = operator_seconds(dataflow, measurements={})
-    first = next(node for node in dataflow.operators if operator_name(node.target) == "convolution")
+    first = next(node for node in dataflow.operators if operator_name(node) == "convolution")
     costs = operator_seconds(dataflow, measurements=measured(dataflow, 3, lambda node: node is first))
     for node, seconds, before in zip(dataflow.operators, costs.seconds, estimated.seconds, strict=True):
         computes = work_of(node, dataflow.device).flops > 0
         assert seconds == pytest.approx(3 * before if computes else before)
     of_both = {
         **measured(dataflow, 3, lambda node: node is first),
-        **measured(dataflow, 5, lambda node: operator_name(node.target) == "mm"),
+        **measured(dataflow, 5, lambda node: operator_name(node) == "mm"),
     }
     costs = operator_seconds(dataflow, measurements=of_both)
     for node, seconds, before in zip(dataflow.operators, costs.seconds, estimated.seconds, strict=True):
-        if operator_name(node.target) == "convolution":
+        if operator_name(node) == "convolution":
             assert seconds == pytest.approx(3 * before)
 
 
