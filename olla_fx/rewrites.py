@@ -14,6 +14,7 @@ REWRITES = (
     "unread_arguments",
     "boolean_masks",
     "narrow_indices",
+    "loss_gradients",
     "row_updates",
     "blocked_updates",
     "separate_parts",

@@ -19,6 +19,7 @@ from olla_fx.passes.rewrites import (
     activation_outputs,
     blocked_updates,
     boolean_masks,
+    loss_gradients,
     masks_behind_pooling,
     narrow_indices,
     row_updates,
@@ -39,6 +40,7 @@ _FUNCTIONS: Mapping[str, Callable[[fx.Graph, Wanted], list[Change]]] = {
     "unread_arguments": lambda graph, _: unread_arguments.drop_unread_arguments(graph),
     "boolean_masks": lambda graph, _: boolean_masks.keep_masks_as_truth_values(graph),
     "narrow_indices": lambda graph, wanted: narrow_indices.narrow_indices(graph, wanted.probe),
+    "loss_gradients": lambda graph, _: loss_gradients.write_gradients_over(graph),
     "row_updates": lambda graph, _: row_updates.update_rows(graph),
     "blocked_updates": lambda graph, wanted: blocked_updates.update_in_blocks(
         graph, wanted.cuts, wanted.probe
