@@ -21,6 +21,8 @@ The gradient lies in memory as the incoming one does; ATen's fake form tells the
 **Backwards of poolings** read of the tensor that was pooled how it lies in memory alone. Here that is an
 argument, so that the tensor need not be kept.
 
+**Filled**: a tensor whose parts were written one by one.
+
 These run the operators of ATen, so that the bits are eager's. Two more read and set the state of a device's
 random generator, by which a graph draws a second time what it drew before.
 """
@@ -258,6 +260,15 @@ POOLING_BACKWARDS: Mapping[Any, Any] = {
     )
 }
 """Backwards of poolings, each with the operator that takes shape and strides instead of the pooled tensor."""
+
+
+filled_ = define_new(
+    "filled_",
+    "(Tensor(a!) self, Tensor[] parts) -> Tensor(a!)",
+    lambda whole, _: whole,
+    lambda whole, _: whole,
+)
+"""Returns a tensor as it is once its parts were written, on which it depends: what reads it comes after."""
 
 
 def _define_generator_operator(

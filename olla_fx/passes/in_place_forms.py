@@ -1,7 +1,8 @@
 """The in-place and ``out=`` forms of operators: the same kernel, writing over an argument.
 
-It must read each element before it writes there. Element-wise operators do, and so does BatchNorm with given
-statistics: a channel's mean and variance become two numbers before its elements are read, one at a time.
+It must read each element before it writes there. Element-wise operators do, and so do softmaxes, which go
+over a row to add up and once more to write, and BatchNorm with given statistics: a channel's mean and
+variance become two numbers before its elements are read, one at a time.
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ _ELEMENT_WISE_WITHOUT_TAG = frozenset(
     }
 )
 
+_SOFTMAXES = frozenset(
+    {
+        aten._softmax.default,
+        aten._log_softmax.default,
+        aten._softmax_backward_data.default,
+        aten._log_softmax_backward_data.default,
+    }
+)
+"""Operators that need all of a row for its elements, and have read it when they begin to write there."""
+
 _NORMALISATION = aten._native_batch_norm_legit_no_training.default
 _NORMALISATION_OUT = aten.native_batch_norm.out
 
@@ -40,7 +51,7 @@ def overwritable_arguments(node: fx.Node) -> list[fx.Node]:
         statistics_unread = all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
         on_cpu = all(result.device.type == "cpu" for result in node.meta["val"])
         return list(node.all_input_nodes[:1]) if statistics_unread and on_cpu else []
-    if not is_element_wise(node.target) or draws_random_numbers(node):
+    if not may_write_over(node.target) or draws_random_numbers(node):
         return []
     if out_form(node.target) is not None:
         return list(node.all_input_nodes)
@@ -64,8 +75,8 @@ def in_place_form(target: object) -> torch_compat.OpOverload | None:
 
 @functools.cache
 def out_form(target: object) -> torch_compat.OpOverload | None:
-    """Return the ``out=`` form of an element-wise operator if it has a kernel that writes there itself."""
-    if not is_element_wise(target):
+    """Return the ``out=`` form of an operator of :func:`may_write_over` if it has a kernel for it."""
+    if not may_write_over(target):
         return None
     packet, signature = target.overloadpacket, _signature(schema_of(target).arguments)  # type: ignore[attr-defined]
     for name in packet.overloads():
@@ -83,6 +94,15 @@ def is_element_wise(target: object) -> bool:
     return isinstance(target, torch_compat.OpOverload) and (
         torch.Tag.pointwise in target.tags or target in _ELEMENT_WISE_WITHOUT_TAG
     )
+
+
+def may_write_over(target: object) -> bool:
+    """Return True if an operator may write its one result over an argument of the same layout.
+
+    It is element-wise, or a softmax: its kernels go over a row to add up, and then once more, element by
+    element, to write. PyTorch's own attention has its scores' softmax written over them.
+    """
+    return is_element_wise(target) or target in _SOFTMAXES
 
 
 def _signature(arguments: Sequence[Any]) -> list[tuple[str, str]]:

@@ -3,10 +3,10 @@
 Functionalisation gives each result a storage of its own. ``ReLU(inplace=True)``, ``x += shortcut`` and
 the gates of a recurrent cell then hold an activation twice that eager holds once. Two rules undo it:
 
-* An element-wise operator, or BatchNorm with given statistics, writes its result over an argument of the same
-  layout that is read by nobody else, or only by operators that it waits for anyway (in-place operation,
-  sublinear memory §3). No order
-  of the graph needs more memory for it: at the operator, the old and the new value would both be alive.
+* An element-wise operator, a softmax, or BatchNorm with given statistics writes its result over an argument
+  of the same layout that is read by nobody else, or only by operators that it waits for anyway (in-place
+  operation, sublinear memory §3). No order of the graph needs more memory for it: at the operator, the old
+  and the new value would both be alive.
 * ``copy(x, op(x, ..))``, which capture leaves where eager works in place on a tensor with gaps
   (:mod:`olla_fx.capture.eager_numerics`), becomes ``op_(x, ..)`` if no reader of the old value follows,
   else a copy into a new tensor of the same strides.
@@ -33,7 +33,13 @@ from olla_fx.fx_graph import (
     number_argument,
 )
 from olla_fx.passes.boundary import tied_to_boundary
-from olla_fx.passes.in_place_forms import in_place_form, is_element_wise, overwritable_arguments, write_over
+from olla_fx.passes.in_place_forms import (
+    in_place_form,
+    is_element_wise,
+    may_write_over,
+    overwritable_arguments,
+    write_over,
+)
 from olla_fx.passes.regions import Regions, has_known_elements
 from olla_fx.torch_compat import pytree
 
@@ -164,7 +170,7 @@ def may_overwrite(node: fx.Node, target: fx.Node, regions: Regions, until: fx.No
         for argument_region in regions.of(leaf)
         if argument_region.overlaps(region)
     ]
-    return all(is_element_wise(node.target) and other == region for other in overlapping)
+    return all(may_write_over(node.target) and other == region for other in overlapping)
 
 
 def _reinplace_copy(copy: fx.Node, regions: Regions) -> bool:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx, nn
 
+from olla_fx import torch_compat
 from olla_fx.capture import Mode, Role, StepInput, StepRequest, TensorSpec, capture
 from olla_fx.passes.in_place_forms import in_place_form, out_form, write_over
 from olla_fx.passes.propagate import propagate_fake_tensors
@@ -17,8 +18,8 @@ from olla_fx.passes.regions import Region
 from olla_fx.passes.reinplace import reinplace
 from olla_solvers.problem import ArrayKind
 from tests.olla_fx.comparisons import same_bits
-from tests.olla_fx.harness import OwnLoop, check_inference
-from tests.olla_fx.helpers import Written, captured_training, front, images, vectors
+from tests.olla_fx.harness import OwnLoop, WholeStep, check_inference
+from tests.olla_fx.helpers import Written, captured_training, front, images, sgd, vectors
 
 aten = torch.ops.aten
 
@@ -347,6 +348,46 @@ def test_what_backward_reads_of_a_frozen_normalisation_is_not_written_over():
             module.eval()
     own = OwnLoop(nn.Sequential(model, nn.Flatten(), nn.Linear(64, 5)), images(1)[0][0])
     own.run(images(4)).assert_served()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dimension", [-1, 1, 0])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 21), (3, 4099), (1, 1)])
+def test_softmaxes_over_their_arguments(shape, dimension, dtype):
+    values, gradient = (torch.randn(2, *shape) * 3).to(dtype)
+    values.view(-1)[0] = -torch.inf
+    for forward in (aten._softmax, aten._log_softmax):
+        backward = (
+            aten._softmax_backward_data if forward is aten._softmax else aten._log_softmax_backward_data
+        )
+        if dimension >= len(shape):
+            continue
+        result = forward(values, dimension, False)
+        over = values.clone()
+        assert same_bits(out_form(forward.default)(over, dimension, False, out=over), result)
+        expected = backward(gradient, result, dimension, dtype)
+        form = out_form(backward.default)
+        name = torch_compat.schema_of(form).arguments[-1].name
+        for index in (0, 1):
+            written = [gradient.clone(), result.clone()]
+            form(*written, dimension, dtype, **{name: written[index]})
+            assert same_bits(written[index], expected)
+
+
+def test_a_softmax_takes_the_place_of_its_scores():
+    class Attention(nn.Module):
+        def forward(self, x):
+            return ((x @ x.mT).softmax(-1) @ x).mean(1)
+
+    model = nn.Sequential(nn.Linear(6, 8), Attention(), nn.Linear(8, 3))
+    batches = [(torch.randn(2, 20, 6), torch.tensor([0, 2])) for _ in range(3)]
+    dataflow = front(captured_training(model, batches[0]))
+    targets = [node.target for node in dataflow.operators]
+    assert aten._softmax.out in targets
+    assert aten._softmax_backward_data.out in targets
+    assert targets.count(aten._log_softmax_backward_data.out) == 1
+    WholeStep(model, sgd, batches[0]).run(batches)
+    OwnLoop(model, batches[0][:1]).run(batches)
 
 
 def test_an_activation_in_place_needs_one_array():
