@@ -95,7 +95,7 @@ class Recurrent(nn.Module):
 
     def forward(self, x):
         state = None
-        for time in range(4):
+        for time in range(2):
             state = self.cell(x * (time + 1), state)
         return self.head(state[0] if isinstance(state, tuple) else state)
 
@@ -103,9 +103,9 @@ class Recurrent(nn.Module):
 class Layers(nn.Module):
     """A recurrent layer of PyTorch's own."""
 
-    def __init__(self, kind):
+    def __init__(self):
         super().__init__()
-        self.layer, self.head = kind(6, 8, 2, batch_first=True, dropout=0.2), nn.Linear(8, 3)
+        self.layer, self.head = nn.LSTM(6, 8, 2, batch_first=True, dropout=0.2), nn.Linear(8, 3)
 
     def forward(self, x):
         return self.head(self.layer(x)[0][:, -1])
@@ -154,8 +154,7 @@ MODELS = {
     "transformer": (Transformer, tokens),
     "lstm cell": (Recurrent, vectors),
     "gru cell": (partial(Recurrent, nn.GRUCell), vectors),
-    "lstm": (partial(Layers, nn.LSTM), sequences),
-    "gru": (partial(Layers, nn.GRU), sequences),
+    "lstm": (Layers, sequences),
     "shared": (Shared, vectors),
 }  # fmt: skip
 
@@ -419,3 +418,17 @@ def test_outputs_that_the_caller_changes(reads, dropping):
         except RuntimeError:
             refused.append(True)
     assert refused[0] == refused[1]
+
+
+@pytest.mark.parametrize("kind", [WholeStep, OwnLoop])
+@pytest.mark.parametrize("name", ["residual", "frozen", "skip", "transformer"])
+def test_what_is_planned(name, kind):
+    """The planner's own choice, within half of the step's time."""
+    torch.manual_seed(0)
+    make, batches = MODELS[name][0], MODELS[name][1](3)
+    if kind is WholeStep:
+        pair = WholeStep(make(), MOMENTUM, batches[0], recompute=0.5).run(batches)
+    else:
+        pair = OwnLoop(make(), batches[0][:1], recompute=0.5).run(batches)
+        pair.assert_served()
+    assert pair.step.plan.recomputed.operators > 0
