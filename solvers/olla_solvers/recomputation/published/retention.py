@@ -3,7 +3,7 @@
 It is started from the best of the other published plans, which stays the answer unless the program's is
 faster. What it proves holds for the order of the problem and what
 :mod:`~olla_solvers.recomputation.published.retention_program` allows, which contains the states of the
-evaluator.
+evaluator unless the report says otherwise.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from olla_solvers.recomputation.instance import Instance, prepare
 from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem, Seconds
 from olla_solvers.recomputation.published.low_cost import low_cost
 from olla_solvers.recomputation.published.recursive import recursive
-from olla_solvers.recomputation.published.retention_program import RetentionProgram
+from olla_solvers.recomputation.published.retention_program import RetentionProgram, TooLargeError
 from olla_solvers.recomputation.published.segments import segments
 from olla_solvers.recomputation.published.sequence import measure
-from olla_solvers.recomputation.published.slots import TooManySlotsError
 
 DEFAULT_SECONDS = 60.0
 """Time limit if none is given."""
@@ -38,6 +37,7 @@ class RetentionReport:
         plan: the fastest known within the budget, or the one of smallest peak if none is known.
         bound_seconds: proven: no plan that the program allows takes less extra time; None if nothing is.
         is_impossible: proven: no plan that the program allows keeps the budget.
+        is_complete: whether the program allows all that the evaluator's states are.
         status: how the solver ended.
         variables: columns of the program.
         constraints: rows of the program.
@@ -48,6 +48,7 @@ class RetentionReport:
     plan: Recomputation
     bound_seconds: Seconds | None
     is_impossible: bool
+    is_complete: bool
     status: SolverStatus
     variables: int = 0
     constraints: int = 0
@@ -109,9 +110,9 @@ def solve_retention(
     known = start or _best(problem, budget_bytes)
     try:
         program = RetentionProgram(instance, budget_bytes)
-    except TooManySlotsError:
+    except TooLargeError:
         seconds, detail = time.monotonic() - begin, "not stated: it would be too large"
-        return RetentionReport(known, None, False, SolverStatus.FAILED, seconds=seconds, detail=detail)
+        return RetentionReport(known, None, False, False, SolverStatus.FAILED, seconds=seconds, detail=detail)
     if known.peak_bytes <= budget_bytes:
         program.start_from(known)
     left = max(0.1, begin + time_limit - time.monotonic())
@@ -123,6 +124,7 @@ def solve_retention(
         plan=plan,
         bound_seconds=bound,
         is_impossible=is_impossible,
+        is_complete=program.is_complete,
         status=_status(solution.outcome, plan, bound, budget_bytes),
         variables=len(program.model.lower),
         constraints=len(program.model.rows),

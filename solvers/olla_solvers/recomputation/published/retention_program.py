@@ -10,7 +10,8 @@ continuous: once all runs are decided, retaining exactly what is read later is f
 of any version of an array for any time. The slots contain every sequence in which the evaluator may make
 units before an operator, and others. So no states of the evaluator take less time within the budget, with one
 exception: no unit runs again while an operator of forward has still to read what it made first. (Keeping it
-till then costs nothing; only a unit of several arrays could differ.)
+till then costs nothing; only a unit of several arrays could differ.) Where these sequences are too many, each
+unit has one slot, in the sequence of forward, as in Checkmate; then the program is not *complete*.
 
 **Bytes** are counted at every operator and repetition as the evaluator does: what is retained, what is made,
 the workspace, less what is taken over in place.
@@ -36,6 +37,11 @@ MOST_SLOTS = 10_000
 
 COST_OF_STEP = 1000.0
 """Of the objective; so differences of a millionth of the step's time are well within solvers' tolerance."""
+
+
+class TooLargeError(Exception):
+    """Raised if a program would be too large; never leaves this package."""
+
 
 Decision = Column | bool
 """A column, or what is decided beforehand."""
@@ -90,6 +96,7 @@ class RetentionProgram:
     Attributes:
         model: minimises the seconds of repetitions, as thousandths of the step's.
         slots: in sequence.
+        is_complete: whether they contain all sequences that the evaluator may use.
     """
 
     def __init__(self, instance: Instance, budget_bytes: Bytes) -> None:
@@ -100,9 +107,10 @@ class RetentionProgram:
             budget_bytes: peak that is allowed.
 
         Raises:
-            TooManySlotsError: if it would be too large.
+            TooLargeError: if it would have too many slots.
         """
         self.model = LinearModel()
+        self.is_complete = True
         self._instance = instance
         self._cost = self.model.column(0, 0)
         self.model.objective = self._cost
@@ -193,17 +201,21 @@ class RetentionProgram:
             yield Slot(position, None, True)
             count += 1
             if count > MOST_SLOTS:
-                raise TooManySlotsError
+                raise TooLargeError
 
     def _units_before(self, operator: OperatorIndex, runnable: set[Unit]) -> list[Unit]:
         """Return the sequence of units that may run before an operator."""
         instance = self._instance
         demanded = [instance.units.of_array[array] for array in instance.reads[operator]]
         wanted = [unit for unit in dict.fromkeys(demanded) if unit >= 0]
-        needed = slots_for(wanted, instance.units.reads, runnable.__contains__)
-        # What is of no use to this operator may run early, after the others.
-        wanted += sorted(runnable.difference(needed))
-        return slots_for(wanted, instance.units.reads, runnable.__contains__)
+        try:
+            needed = slots_for(wanted, instance.units.reads, runnable.__contains__)
+            # What is of no use to this operator may run early, after the others.
+            wanted += sorted(runnable.difference(needed))
+            return slots_for(wanted, instance.units.reads, runnable.__contains__)
+        except TooManySlotsError:
+            self.is_complete = False
+            return sorted(runnable, key=lambda unit: instance.units.earliest[unit])
 
     def _last_early(self, unit: Unit) -> Timestep:
         """Return the last timestep at which forward makes or reads a unit's arrays."""

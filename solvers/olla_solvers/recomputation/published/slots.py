@@ -25,9 +25,15 @@ from olla_solvers.recomputation.units import Unit
 MOST_VISITS = 2_000
 """Of the walk; the program would be too large by far."""
 
+LONGEST_PATH = 300
+"""The same."""
+
+MOST_SLOTS_A_UNIT = 3
+"""On average; more are taken for a sign of the number of paths."""
+
 
 class TooManySlotsError(Exception):
-    """Raised inside the statement of a program that would be too large; never leaves this package."""
+    """Raised where there are too many paths to list; never leaves this package."""
 
 
 def slots_for(
@@ -41,11 +47,13 @@ def slots_for(
         may_run: False for units that cannot run here; they are there.
 
     Raises:
-        TooManySlotsError: if there are too many paths.
+        TooManySlotsError: if there are too many paths, or too long ones.
     """
     walk = _Walk(reads, may_run)
     for unit in wanted:
         walk.visit(unit, frozenset())
+    if len(walk.slots) > MOST_SLOTS_A_UNIT * len(set(walk.slots)):
+        raise TooManySlotsError
     return walk.slots
 
 
@@ -61,7 +69,7 @@ class _Walk:
     def visit(self, unit: Unit, path: frozenset[Unit]) -> None:
         """Add the slots in which a unit that is reached over a path is made, after all that it reads."""
         self._visits += 1
-        if self._visits > MOST_VISITS:
+        if self._visits > MOST_VISITS or len(path) > LONGEST_PATH:
             raise TooManySlotsError
         known = self._all_paths.setdefault(unit, [])
         if not self._may_run(unit) or any(earlier <= path for earlier in known):

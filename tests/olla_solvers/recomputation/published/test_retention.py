@@ -162,3 +162,16 @@ def test_a_step_that_is_too_large_gets_the_best_known_plan(monkeypatch):
 def test_an_unknown_solver_is_refused():
     with pytest.raises(SolverUnavailableError):
         solve_retention(chain(4), 3, solver="nobody")
+
+
+@needs_highs
+def test_with_a_slot_for_each_unit_the_program_still_answers(monkeypatch):
+    monkeypatch.setattr("olla_solvers.recomputation.published.slots.MOST_VISITS", 3)
+    incomplete = 0
+    for step, _, budget, of_states in interesting_steps(range(20)):
+        report = solve_retention(step.problem, budget, solver="highs", time_limit=30)
+        check_answer(step, report.plan)
+        assert report.is_impossible or report.is_optimal
+        assert of_states is None or report.plan.peak_bytes <= budget or not report.is_complete
+        incomplete += not report.is_complete
+    assert incomplete > 2

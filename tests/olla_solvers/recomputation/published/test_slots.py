@@ -65,3 +65,5 @@ def test_too_many_paths_are_refused(monkeypatch):
     assert len(slots_for([4], reads, lambda unit: True)) >= 5
     with pytest.raises(TooManySlotsError):
         slots_for([19], reads, lambda unit: True)
+    with pytest.raises(TooManySlotsError):
+        slots_for([1999], [list(range(unit))[-1:] for unit in range(2000)], lambda unit: True)
