@@ -3,9 +3,11 @@
 Steps are captured under fake tensors with SGD, so that no batch needs memory; kernels' workspaces are not
 counted. Every step is planned in a process of its own, which keeps no plans on disk. ``none`` is the plan of
 the captured graph, ``all`` that with every rewrite that pays; ``--alone`` adds one with each rewrite alone.
+``--recompute`` adds plans that may take so much more of the step's time, as it is estimated for ``--device``.
 
     python examples/benchmarks/rewrites.py --json rewrites.json
     python examples/benchmarks/rewrites.py --models torchvision:resnet50 --batch-sizes 32 --alone
+    python examples/benchmarks/rewrites.py --recompute 0.01 0.03 0.1 --device a100
     python examples/benchmarks/rewrites.py --models torchvision:resnet18 --batch-sizes 8 --pairs 12
 
 With ``--inductor`` the same step's peak by ``torch.compile``'s estimate stands beside
@@ -27,6 +29,7 @@ import statistics
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +48,14 @@ SETTLING = 3
 """Calls until a plan is settled."""
 
 
-def measure(name: str, batch: int, alone: bool) -> dict[str, Any]:
-    """Plan one model's step in this process, with several choices of rewrites."""
-    choices = {"none": "none", "all": "all"}
-    choices |= {rewrite: rewrite for rewrite in olla_fx.REWRITES} if alone else {}
+def measure(name: str, batch: int, alone: bool, shares: Sequence[float], device: str) -> dict[str, Any]:
+    """Plan one model's step in this process, with several choices of rewrites and of recomputation."""
+    choices = {"none": ("none", 0.0), "all": ("all", 0.0)}
+    choices |= {rewrite: (rewrite, 0.0) for rewrite in olla_fx.REWRITES} if alone else {}
+    choices |= {f"{share:.0%}": ("all", share) for share in shares}
     plans: dict[str, Any] = {}
     result: dict[str, Any] = {"plans": plans}
-    for label, rewrites in choices.items():
+    for label, (rewrites, share) in choices.items():
         case = build_model(name, batch_size=batch, tokens=TOKENS, device="meta")
         optimizer = optimizer_by_name("sgd", case.model.parameters())
         began = time.process_time()
@@ -62,6 +66,8 @@ def measure(name: str, batch: int, alone: bool) -> dict[str, Any]:
             optimizer=optimizer,
             baseline=False,
             rewrites=rewrites,
+            recompute=share,
+            device_profile=device,
         )
         plans[label] = {
             "seconds": time.process_time() - began,
@@ -70,9 +76,12 @@ def measure(name: str, batch: int, alone: bool) -> dict[str, Any]:
             "buffer_bytes": plan.buffer_bytes,
             "operators": len(plan.order),
             "stages": dict(plan.timings),
+            "extra_time": plan.extra_time,
             "changes": [[change.rewrite, change.operator, change.saved_bytes] for change in plan.changes],
         }
-    eager = olla_fx.plan(case.model, case.inputs, loss_fn=case.loss_fn, optimizer=optimizer, rewrites="none")
+    eager = olla_fx.plan(
+        case.model, case.inputs, loss_fn=case.loss_fn, optimizer=optimizer, rewrites="none", recompute=0
+    )
     if eager.baseline is None:
         raise RuntimeError("the plan has no baseline")
     return {
@@ -91,7 +100,7 @@ def time_ratio(name: str, batch: int, pairs: int) -> float:
         case = build_model(name, batch_size=batch, tokens=TOKENS)
         optimizer = optimizer_by_name("sgd", case.model.parameters())
         step = olla_fx.optimize(
-            case.model, case.inputs, loss_fn=case.loss_fn, optimizer=optimizer, rewrites=rewrites
+            case.model, case.inputs, loss_fn=case.loss_fn, optimizer=optimizer, rewrites=rewrites, recompute=0
         )
         steps.append(functools.partial(step, *case.inputs))
         for _ in range(SETTLING):
@@ -101,10 +110,11 @@ def time_ratio(name: str, batch: int, pairs: int) -> float:
     return statistics.median(later / earlier for earlier, later in times)
 
 
-def measure_apart(name: str, batch: int, alone: bool, pairs: int) -> dict[str, Any]:
+def measure_apart(name: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
     """Plan one model's step in a process of its own; what went wrong is under ``error``."""
     command = [sys.executable, __file__, "--one", "--models", name, "--batch-sizes", str(batch)]
-    command += ["--pairs", str(pairs), *(["--alone"] if alone else [])]
+    command += ["--pairs", str(options.pairs), *(["--alone"] if options.alone else [])]
+    command += ["--device", options.device, "--recompute", *map(str, options.recompute)]
     return {"model": name, "batch": batch, **run_apart(command, environment={"OLLA_FX_CACHE_DIR": ""})}
 
 
@@ -134,14 +144,16 @@ def line(row: dict[str, Any]) -> tuple[str, ...]:
     """Return a row of the table; bytes in MiB."""
     name = f"{row['model']} {row['batch']}"
     if "error" in row:
-        return name, *("-" for _ in range(12)), row["error"][:70]
+        return name, *("-" for _ in range(13)), row["error"][:70]
     plans = row["plans"]
+    shares = " ".join(in_mib(plan["buffer_bytes"]) for label, plan in plans.items() if "%" in label)
     sizes = [row[f"{key}_bytes"] for key in ("static", "live", "reserved")]
     sizes += [plans["none"]["peak_bytes"], plans["all"]["peak_bytes"], plans["all"]["buffer_bytes"]]
-    proven = plans["all"]["peak_bytes"] == plans["all"]["lower_bound_bytes"]
+    proven = all(plan["peak_bytes"] == plan["lower_bound_bytes"] for plan in plans.values())
     return (
         name,
         *(f"{size / MIB:,.0f}" for size in sizes),
+        shares or "-",
         "yes" if proven else "no",
         *(f"{plans[label]['seconds']:.1f}" for label in ("none", "all")),
         f"{row['time']:.3f}" if "time" in row else "-",
@@ -171,6 +183,8 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", default=MODELS, metavar="NAME")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=(1, 32), metavar="N")
     parser.add_argument("--alone", action="store_true", help="plan with each rewrite alone, too")
+    parser.add_argument("--recompute", nargs="*", type=float, default=(), metavar="SHARE")
+    parser.add_argument("--device", default="a100", help="whose time counts (default: %(default)s)")
     parser.add_argument("--inductor", action="store_true", help="ask torch.compile's estimate, too")
     parser.add_argument("--pairs", type=int, default=0, metavar="N", help="time so many pairs of steps, too")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
@@ -179,7 +193,7 @@ def main() -> int:
     if options.one:
         warnings.filterwarnings("ignore", category=UserWarning)
         name, batch = options.models[0], options.batch_sizes[0]
-        figures = measure(name, batch, options.alone)
+        figures = measure(name, batch, options.alone, options.recompute, options.device)
         if options.pairs:
             figures["time"] = time_ratio(name, batch, options.pairs)
         print(json.dumps(figures))
@@ -188,13 +202,13 @@ def main() -> int:
     for batch in options.batch_sizes:
         for name in options.models:
             size = max(batch, SMALLEST_BATCH.get(name, 1))
-            rows.append(measure_apart(name, size, options.alone, options.pairs))
+            rows.append(measure_apart(name, size, options))
             if options.inductor:
                 rows[-1] |= inductor_apart(name, size)
             print(*line(rows[-1]), file=sys.stderr)
             if options.json:
                 options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    header = ("step", "static", "live", "reserved", "none: peak", "all: peak", "buffer", "proven",
+    header = ("step", "static", "live", "reserved", "none: peak", "all: peak", "buffer", "recompute", "proven",
               "none: s", "all: s", "step's time", "inductor", "inductor 0.5", "rewrites")  # fmt: skip
     print(table(header, [line(row) for row in rows]))
     planned = [row for row in rows if "error" not in row]
