@@ -193,7 +193,8 @@ def main() -> int:
     if options.one:
         warnings.filterwarnings("ignore", category=UserWarning)
         name, batch = options.models[0], options.batch_sizes[0]
-        figures = measure(name, batch, options.alone, options.recompute, options.device)
+        shares = options.recompute
+        figures = measure(name, batch, options.alone, shares, options.device)
         if options.pairs:
             figures["time"] = time_ratio(name, batch, options.pairs)
         print(json.dumps(figures))
