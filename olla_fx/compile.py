@@ -26,6 +26,7 @@ from olla_fx.fx_graph import forward_backward_boundary, source_of
 from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.progress import Progress
 from olla_fx.recomputation import choose_recomputation
+from olla_fx.rewrites import LossChunks
 from olla_fx.rewriting import Candidate, Rewriting, choose_rewrites
 from olla_fx.sharing import choose_sharing
 from olla_fx.step_plan import ArrayAtPeak, Plan
@@ -201,7 +202,8 @@ def _chosen(request: CompileRequest, captured: CapturedStep) -> Candidate:
     probe = Probe(captured.device, request.runs, remember)
     options = request.step.options
     seconds = math.inf if options.time_limit is None else SHARE_OF_CHOICE * options.time_limit
-    rewriting = Rewriting(captured, _usual_gradients(captured), probe, seconds)
+    chunks = None if options.loss_chunks is None else LossChunks(options.loss_chunks, may_differ=True)
+    rewriting = Rewriting(captured, _usual_gradients(captured), probe, seconds, chunks)
     candidate = choose_rewrites(rewriting, options.rewrites)
     if captured.mode is not Mode.INFERENCE:
         candidate = choose_recomputation(rewriting, candidate, options.recompute, request.profile)

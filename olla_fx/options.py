@@ -43,6 +43,11 @@ class Options:
             backward keep less, with the same bits. Where they do not pay, the step is planned without.
         recompute: the share of the step's time that may be spent on computing again, in backward, what would
             else be kept since forward, with the same bits: 0.01 is one per cent; 0 keeps everything.
+        loss_chunks: compute the last linear layer and a cross entropy of its outputs, forward and backward,
+            in so many chunks, if that lowers the peak: logits are then never all there at once. It takes one
+            product of the layer more, or two in a loop of your own. Bits are eager's where the device's
+            kernels and the types allow it; elsewhere the weight's gradient is added up over chunks, and the
+            report says that last bits may differ. None keeps the loss whole.
         dynamic: False makes a plan for each size of the inputs; None plans for all sizes once one varies;
             True does so at once, as far as the model allows it, which takes more time for the first plan.
             Numbers that the model asks of its inputs, such as how many labels there are, are sizes, too, once
@@ -65,6 +70,7 @@ class Options:
     dynamic: bool | None = None
     rewrites: str | Collection[str] = "all"
     recompute: float = RECOMPUTE
+    loss_chunks: int | None = None
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -91,6 +97,7 @@ class Options:
             )
 
         object.__setattr__(self, "rewrites", _names_of_rewrites(self.rewrites))
+        _check_loss_chunks(self.loss_chunks, self.rewrites)
 
     @property
     def changes_gradients(self) -> bool:
@@ -108,6 +115,15 @@ def _names_of_rewrites(given: object) -> tuple[str, ...]:
     if not isinstance(names, Collection) or any(name not in REWRITES for name in names):
         raise OptionError(f"rewrites is 'all', 'none', or some of {', '.join(REWRITES)}, not {given!r}")
     return tuple(name for name in REWRITES if name in names)
+
+
+def _check_loss_chunks(count: object, rewrites: Collection[str]) -> None:
+    if count is None:
+        return
+    if isinstance(count, bool) or not isinstance(count, int) or count < 2:
+        raise OptionError(f"loss_chunks is a whole number of at least 2 or None, not {count!r}")
+    if "chunked_loss" not in rewrites:
+        raise OptionError(f"loss_chunks={count} needs the rewrite chunked_loss, which rewrites leaves out")
 
 
 def changed_options(options: Options | None, changes: Mapping[str, Any]) -> Options:

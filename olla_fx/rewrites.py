@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 REWRITES = (
+    "chunked_loss",
     "activation_outputs",
     "masks_behind_pooling",
     "slices_of_cat",
@@ -30,8 +31,26 @@ class Change:
         rewrite: its name, among :data:`REWRITES`.
         operator: the operator that needed an array, or made a larger one.
         saved_bytes: of what it needs no more. The peak falls by as much if all of that is alive at it.
+        extra_operations: additions and multiplications that are done a second time.
+        same_bits: False if last bits of results may differ from eager's, which only a user's option does.
     """
 
     rewrite: str
     operator: str
     saved_bytes: int
+    extra_operations: int = 0
+    same_bits: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LossChunks:
+    """How to compute losses over many classes in chunks.
+
+    Attributes:
+        count: of chunks.
+        may_differ: True if sums may be rounded in another sequence than eager's where bits would differ
+            anyway.
+    """
+
+    count: int
+    may_differ: bool = False

@@ -4,7 +4,7 @@ A rewrite lets backward keep less, but whether the peak falls by it shows in an 
 selections are ordered for a second at most, by :func:`olla_solvers.order.order_quickly`:
 
 * all rewrites, with gradients in blocks if the peak falls without these gradients;
-* without those that take another pass over an array, unless the peak rises;
+* without those that take time, another pass over an array or a product, unless the peak rises;
 * none, if the others' peak is above what the step needs in every order without rewrites: on small graphs one
   was seen to need more.
 """
@@ -22,7 +22,7 @@ from olla_fx.passes.rewrites import Wanted
 from olla_fx.passes.rewrites.blocked_updates import BLOCKS_IN_PEAK, gradients_of_updates
 from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.recomputed import Recomputed
-from olla_fx.rewrites import Change
+from olla_fx.rewrites import Change, LossChunks
 from olla_solvers.analysis import lifetimes, resident_bytes, timesteps
 from olla_solvers.order import order_quickly
 from olla_solvers.order.bounds import precedence_bound
@@ -30,6 +30,9 @@ from olla_solvers.plan import Schedule
 
 COSTLY = frozenset({"boolean_masks", "narrow_indices"})
 """Rewrites that take time: each reads an array once more."""
+
+COSTLIEST = frozenset({"chunked_loss"})
+"""Rewrites that compute again, and are made only if asked for."""
 
 LEAST_GAIN = 0.002
 """Share of the peak that a rewrite which takes time must save."""
@@ -73,16 +76,20 @@ class Rewriting:
         gradients: those that are made in the buffer.
         probe: says whether kernels give equal bits.
         seconds: the most that an order may take, by the clock.
+        loss_chunks: how to compute losses in chunks; None to have them whole.
     """
 
     captured: CapturedStep
     gradients: GradientsInBuffer
     probe: Probe
     seconds: float = math.inf
+    loss_chunks: LossChunks | None = None
 
     def candidate(self, names: Collection[str], cuts: Mapping[str, int] | None = None) -> Candidate:
         """Rewrite the step; it is not ordered yet."""
-        return self._after_passes(Wanted(names, self.probe, dict(cuts or {})) if names else None)
+        return self._after_passes(
+            Wanted(names, self.probe, dict(cuts or {}), self.loss_chunks) if names else None
+        )
 
     def keeping_forward(self, candidate: Candidate) -> Candidate:
         """Return a candidate in whose graph backward writes over nothing that forward made."""
@@ -123,7 +130,8 @@ def choose_rewrites(rewriting: Rewriting, names: Collection[str]) -> Candidate:
         if not more:
             break
         cuts.update(more)
-    best = _without_costly(rewriting, names, best, cuts)
+    for costly in (COSTLIEST, COSTLY):
+        best, names = _without_costly(rewriting, names, best, cuts, costly)
     if not best.changes:
         return best
     best = rewriting.ordered(best)
@@ -152,15 +160,24 @@ def _in_blocks(
 
 
 def _without_costly(
-    rewriting: Rewriting, names: Collection[str], candidate: Candidate, cuts: Mapping[str, int]
-) -> Candidate:
-    """Return the candidate without those of its rewrites that take time, if these save nothing."""
-    if not any(change.rewrite in COSTLY for change in candidate.changes):
-        return candidate
+    rewriting: Rewriting,
+    names: Collection[str],
+    candidate: Candidate,
+    cuts: Mapping[str, int],
+    costly: Collection[str],
+) -> tuple[Candidate, Collection[str]]:
+    """Return the candidate without those of its rewrites that take time, if these save nothing.
+
+    Returns:
+        The candidate, and the names of the rewrites that it may have.
+    """
+    if not any(change.rewrite in costly for change in candidate.changes):
+        return candidate, names
     candidate = rewriting.ordered(candidate)
-    cheaper = rewriting.ordered(rewriting.candidate([name for name in names if name not in COSTLY], cuts))
+    fewer = [name for name in names if name not in costly]
+    cheaper = rewriting.ordered(rewriting.candidate(fewer, cuts))
     is_worth_it = candidate.peak_bytes < (1 - LEAST_GAIN) * cheaper.peak_bytes
-    return candidate if is_worth_it else cheaper
+    return (candidate, names) if is_worth_it else (cheaper, fewer)
 
 
 def _gradients_at_peak(candidate: Candidate, gradients: Mapping[str, Collection[str]]) -> dict[str, int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -254,10 +255,8 @@ class Plan:
         for array in self.largest:
             made_at = f"made at {array.source}" if array.source else "made in backward"
             rows.append((f"at the peak: {array.name}, {made_at}", format_bytes(array.size_bytes)))
-        for name, changes in itertools.groupby(self.changes, lambda change: change.rewrite):
-            saved = [change.saved_bytes for change in changes]
-            name = name.replace("_", " ")
-            rows.append((f"rewritten: {name}", f"{len(saved):,} times, {format_bytes(sum(saved))} not kept"))
+        for name, group in itertools.groupby(self.changes, lambda change: change.rewrite):
+            rows.append((f"rewritten: {name.replace('_', ' ')}", _told(list(group))))
         rows += self.recomputed.rows()
         eager = self.baseline_with_workspaces or self.baseline
         if eager is not None:
@@ -282,7 +281,7 @@ class Plan:
             "micro_batches": self.micro_batches,
             "update": None if self.update is None else self.update.to_json(),
             "largest": [[array.name, array.size_bytes, array.source] for array in self.largest],
-            "changes": [[change.rewrite, change.operator, change.saved_bytes] for change in self.changes],
+            "changes": [list(dataclasses.astuple(change)) for change in self.changes],
             "recomputed": self.recomputed.to_json(),
         }
 
@@ -312,7 +311,7 @@ class Plan:
                 bool(document["workspaces_recorded"]),
                 int(document["micro_batches"]),
                 None if update is None else cls.from_json(update),
-                tuple(Change(str(name), str(at), int(saved)) for name, at, saved in document["changes"]),
+                tuple(Change(*change) for change in document["changes"]),
                 tuple(ArrayAtPeak(str(name), int(size), str(at)) for name, size, at in document["largest"]),
                 Recomputed.from_json(document["recomputed"]),
             )
@@ -356,6 +355,17 @@ class Plan:
             path: of the pickle file, as ``torch.cuda.memory._dump_snapshot`` writes it.
         """
         write_snapshot(self.problem, self.memory, path)
+
+
+def _told(changes: Sequence[Change]) -> str:
+    """Return what a rewrite has done."""
+    told = [f"{len(changes):,} times, {format_bytes(sum(change.saved_bytes for change in changes))} not kept"]
+    extra_operations = sum(change.extra_operations for change in changes)
+    if extra_operations:
+        told.append(f"{extra_operations / 1e9:,.3g} GFLOP more")
+    if not all(change.same_bits for change in changes):
+        told.append("last bits may differ from eager's")
+    return ", ".join(told)
 
 
 def _baseline_to_json(baseline: Baseline | None) -> dict[str, Any] | None:

@@ -65,6 +65,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"a device that is not here, whose time --recompute counts: {' | '.join(PROFILES)}",
     )
+    command.add_argument(
+        "--loss-chunks",
+        type=count,
+        metavar="N",
+        help="compute the last layer and its cross entropy in N chunks if that lowers the peak",
+    )
     command.add_argument("--no-baseline", action="store_true", help="do not ask what eager would need")
     command.add_argument("--plot", metavar="FILE", help="draw the plan into a .png, .svg or .pdf file")
 
@@ -99,6 +105,7 @@ def run(parsed: argparse.Namespace) -> None:
         rewrites=_rewrites(parsed.rewrites),
         recompute=parsed.recompute,
         device_profile=parsed.device_profile,
+        loss_chunks=parsed.loss_chunks,
     )
     report(plan.report(), _document(plan, parsed.solver), parsed.json)
     if parsed.plot:

@@ -70,3 +70,18 @@ def test_an_object_and_keywords_plan_alike():
     by_object = olla_fx.plan(model, x, options=Options(solver="none"))
     by_keyword = olla_fx.plan(model, x, solver="none")
     assert (by_object.order, by_object.offsets) == (by_keyword.order, by_keyword.offsets)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"loss_chunks": 1}, "at least 2"),
+        ({"loss_chunks": True}, "at least 2"),
+        ({"loss_chunks": "8"}, "at least 2"),
+        ({"loss_chunks": 8, "rewrites": "none"}, "needs the rewrite chunked_loss"),
+    ],
+)
+def test_chunks_of_losses_are_a_number_and_a_rewrite(values, words):
+    with pytest.raises(OptionError, match=words):
+        Options(**values)
+    assert Options(loss_chunks=2, rewrites="chunked_loss").loss_chunks == 2

@@ -19,6 +19,7 @@ from olla_fx.passes.rewrites import (
     activation_outputs,
     blocked_updates,
     boolean_masks,
+    chunked_loss,
     loss_gradients,
     masks_behind_pooling,
     narrow_indices,
@@ -29,11 +30,12 @@ from olla_fx.passes.rewrites import (
 )
 from olla_fx.passes.rewrites.edit import sizes_vary
 from olla_fx.passes.rewrites.probes import Probe
-from olla_fx.rewrites import REWRITES, Change
+from olla_fx.rewrites import REWRITES, Change, LossChunks
 
 __all__ = ["Wanted", "rewrite"]
 
 _FUNCTIONS: Mapping[str, Callable[[fx.Graph, Wanted], list[Change]]] = {
+    "chunked_loss": lambda graph, wanted: chunked_loss.chunk_losses(graph, wanted.loss_chunks, wanted.probe),
     "activation_outputs": lambda graph, _: activation_outputs.take_outputs_of_activations(graph),
     "masks_behind_pooling": lambda graph, _: masks_behind_pooling.mask_behind_pooling(graph),
     "slices_of_cat": lambda graph, _: slices_of_cat.read_slices_of_cat(graph),
@@ -63,11 +65,13 @@ class Wanted:
         names: among :data:`olla_fx.rewrites.REWRITES`.
         probe: says whether kernels give equal bits.
         cuts: the gradients to compute in blocks, by their operators' names, each with the bytes of a block.
+        loss_chunks: how to compute losses in chunks; None to have them whole.
     """
 
     names: Collection[str]
     probe: Probe
     cuts: Mapping[str, int] = field(default_factory=dict)
+    loss_chunks: LossChunks | None = None
 
 
 def rewrite(graph: fx.Graph, wanted: Wanted) -> tuple[Change, ...]:

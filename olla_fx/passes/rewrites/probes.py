@@ -8,7 +8,7 @@ both ways, once a machine, and the answer is kept on disk.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -47,19 +47,24 @@ class Probe:
             right: likewise.
             rows: of a block.
         """
-        question = {
-            "product in blocks": rows,
-            "left": _layout(left),
-            "right": _layout(right),
+        question = {"product in blocks": rows, "left": layout(left), "right": layout(right)}
+        return self.agrees(question, partial(self._product_is_equal, left, right, rows))
+
+    def agrees(self, question: Mapping[str, Any], ask: Callable[[], bool]) -> bool:
+        """Return True if kernels agree.
+
+        Args:
+            question: what they are asked, as JSON can write it.
+            ask: finds it out.
+        """
+        settings = {
             "threads": torch.get_num_threads(),
             "precision": torch.get_float32_matmul_precision(),
             "oneDNN": torch.backends.mkldnn.enabled,
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "instructions": torch.backends.cpu.get_cpu_capability(),
         }
-        if not self.runs:
-            return True
-        return self.remember(question, partial(self._product_is_equal, left, right, rows))
+        return not self.runs or self.remember({**question, **settings}, ask)
 
     def equal_from_statistics(self, channels_last: bool) -> bool:
         """Return True if a batch norm made again from its statistics has the bits of the first run.
@@ -78,9 +83,9 @@ class Probe:
         return self.remember(question, partial(_is_equal_from_statistics, channels_last))
 
     def _product_is_equal(self, left: torch.Tensor, right: torch.Tensor, rows: int) -> bool:
-        return _is_equal_in_blocks(self._random(left), self._random(right), rows)
+        return _is_equal_in_blocks(self.random(left), self.random(right), rows)
 
-    def _random(self, fake: torch.Tensor) -> torch.Tensor:
+    def random(self, fake: torch.Tensor) -> torch.Tensor:
         """Return random numbers in a fake tensor's layout, some of them 0."""
         generator = torch.Generator(self.device).manual_seed(_SEED)
         # Elements of an expanded tensor lie in one place.
@@ -90,7 +95,8 @@ class Probe:
         return memory.mul_(memory.abs() > 0.1).as_strided(fake.shape, fake.stride())
 
 
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what kernels are chosen by, as JSON can write it."""
     return tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride())), str(tensor.dtype)
 
 
@@ -99,7 +105,7 @@ def _is_equal_in_blocks(left: torch.Tensor, right: torch.Tensor, rows: int) -> b
     with torch.no_grad(), torch.autocast(left.device.type, enabled=False):
         whole = left @ right
         starts = range(0, left.shape[0], rows)
-        return all(_same_bits(left[at : at + rows] @ right, whole[at : at + rows]) for at in starts)
+        return all(same_bits(left[at : at + rows] @ right, whole[at : at + rows]) for at in starts)
 
 
 def _is_equal_from_statistics(channels_last: bool) -> bool:
@@ -114,10 +120,11 @@ def _is_equal_from_statistics(channels_last: bool) -> bool:
                 x, weight, bias, True, 0.1, 1e-5
             )
             again = batch_norm_again(x, weight, bias, mean, inverse, -math.inf, math.inf)
-        if not _same_bits(first, again):
+        if not same_bits(first, again):
             return False
     return True
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return True if two tensors have the same numbers, signs of zeros included."""
     return bool(torch.equal(one, other) and torch.equal(one.signbit(), other.signbit()))

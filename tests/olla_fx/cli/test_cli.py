@@ -22,6 +22,11 @@ def mlp(batch_size):
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4))
     return model, (torch.randn(batch_size, 32), torch.randint(4, (batch_size,))), nn.functional.cross_entropy
 
+def words(batch_size):
+    model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 2048))
+    tokens = torch.randint(50, (batch_size,))
+    return model, (tokens, tokens), nn.functional.cross_entropy
+
 def branching():
     class Branching(nn.Module):
         def __init__(self):
@@ -92,6 +97,15 @@ def test_inference_needs_less_than_training(tmp_path: Path) -> None:
     assert inference["baseline"] is None
     assert 0 < inference["peak_bytes"] < training["peak_bytes"]
     assert inference["static_bytes"] <= training["static_bytes"]
+
+
+def test_a_loss_in_chunks(tmp_path: Path, factory_file: Path) -> None:
+    model = ("--model", f"{factory_file}:words", "--batch-size", "64", "--no-baseline")
+    whole, chunks = plan_json(tmp_path, *model), plan_json(tmp_path, *model, "--loss-chunks", "8")
+    assert chunks["peak_bytes"] < 0.6 * whole["peak_bytes"]
+    (change,) = (change for change in chunks["changes"] if change["rewrite"] == "chunked_loss")
+    assert change["extra_operations"] == 2 * 64 * 8 * 2048
+    assert change["same_bits"]
 
 
 @pytest.mark.parametrize("name", ["transformers:gpt2", "transformers:llama", "transformers:xlm-roberta"])
