@@ -52,7 +52,7 @@ def work_of(node: fx.Node, device: torch.device) -> Work:
         node: an operator of a graph that was propagated with fake tensors.
         device: tensors elsewhere count nothing.
     """
-    if is_marker(node):
+    if is_marker(node) or node.target is operators.filled_:
         return NO_WORK
     tensors = _Tensors.of(node, device)
     return Work(_flops(node), _computing_type(tensors), _moved_bytes(node, tensors))

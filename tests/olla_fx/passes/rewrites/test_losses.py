@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import olla_fx
+from olla_fx.capture import Mode, StepRequest, capture
+from olla_fx.costs.work import work_of
+from olla_fx.dataflow import build_dataflow
 from olla_fx.passes import run_passes
 from olla_fx.passes.rewrites import Wanted, chunks_of_loss, loss_gradients
 from olla_fx.passes.rewrites.probes import Probe
@@ -183,6 +186,26 @@ def test_a_loop_of_ones_own_in_chunks(form):
     (change,) = chunked(pair.step)
     assert change.same_bits
     assert change.extra_operations == 2 * 2 * 65 * CLASSES * 16
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_extra_operations_are_those_of_the_graph(at_once):
+    model, (batch, *_) = Language(bias=True), sentences()
+    if at_once:
+        captured = captured_training(model, batch, loss_fn=model.loss)
+    else:
+        captured = capture(StepRequest(WithLoss(model), batch, Mode.AUTOGRAD))
+    probe = Probe(torch.device("cpu"), True, lambda question, ask: ask())
+    wanted = Wanted(["chunked_loss"], probe, loss_chunks=LossChunks(8))
+    whole, chunks = run_passes(captured), run_passes(captured, wanted)
+    flops = [
+        sum(work_of(node, captured.device).flops for node in build_dataflow(graph, captured.device).operators)
+        for graph in (whole.graph_module, chunks.graph_module)
+    ]
+    (change,) = chunks.changes
+    # A chunk of columns has one column more.
+    extra = 2 * 65 * 16 * 8
+    assert flops[1] - flops[0] == change.extra_operations + extra
 
 
 def test_chunks_are_all_that_is_there_of_logits():
