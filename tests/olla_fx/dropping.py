@@ -12,7 +12,6 @@ from olla_fx.fx_graph import REPEATED
 from olla_fx.passes import run_passes
 from olla_fx.passes.rewrites import Wanted
 from olla_fx.passes.rewrites.probes import Probe
-from olla_fx.recomputed import Recomputed
 from olla_fx.recomputing import recomputation_problem, with_repetitions
 from olla_fx.rewriting import Candidate, Rewriting
 from olla_solvers.order import order_quickly
@@ -145,7 +144,7 @@ class Dropping:
     def __call__(self, share: float = 1.0, again: float = 0.0, seed: int = 0) -> None:
         self.share, self.again, self.seed = share, again, seed
 
-    def _choose(self, rewriting: Rewriting, candidate: Candidate, *_: object) -> tuple[Candidate, Recomputed]:
+    def _choose(self, rewriting: Rewriting, candidate: Candidate, *_: object) -> Candidate:
         kept = rewriting.keeping_forward(candidate).dataflow
         problem = problem_of(kept)
         dropped = choose_at_random(problem, self.share, self.seed)
@@ -155,4 +154,4 @@ class Dropping:
         assert step.dataflow.problem.is_executable([index[name] for name in step.order])
         repeated = [str(node.target) for node in step.dataflow.operators if node.meta.get(REPEATED)]
         self.repeated.append(repeated)
-        return Candidate(step.dataflow, candidate.changes), Recomputed()
+        return Candidate(step.dataflow, candidate.changes)
