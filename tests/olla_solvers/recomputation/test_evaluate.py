@@ -3,8 +3,10 @@ import random
 
 import pytest
 
+from olla_solvers.problem import Array, Operator, Problem
 from olla_solvers.recomputation.evaluate import Evaluator, plain_states
 from olla_solvers.recomputation.instance import prepare
+from olla_solvers.recomputation.problem import RecomputationProblem
 from tests.olla_solvers.recomputation.simulate import check_answer
 from tests.olla_solvers.recomputation.steps import random_step
 
@@ -47,3 +49,19 @@ def test_without_repetitions_it_is_the_order_itself():
         assert answer.dropped == ()
         assert [each.operator for each in answer.executions] == list(step.problem.order)
         check_answer(step, answer)
+
+
+def test_what_took_over_memory_is_taken_over_in_turn():
+    # Three operators in place, one after the other: the first array's memory is that of all.
+    operators = tuple(Operator(f"o{number}") for number in range(4))
+    arrays = tuple(Array(f"a{number}", 8, number, (number + 1,)) for number in range(3))
+    problem = RecomputationProblem(
+        Problem(operators, arrays),
+        (0, 1, 2, 3),
+        (1.0,) * 4,
+        ((0,), (1,), (2,)),
+        (False, False, False, True),
+        takes_over=((0, 1), (1, 2)),
+    )
+    evaluator = Evaluator(prepare(problem))
+    assert evaluator.evaluate(plain_states(evaluator.instance)).peak_bytes == 8

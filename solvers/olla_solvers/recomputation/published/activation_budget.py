@@ -12,7 +12,8 @@ peak. So for a budget in bytes many shares are tried, and the fastest plan that 
 Its rules speak of kinds of operators: a list of operators that are cheap enough, one of those that take long,
 and which kernels would be fused. Here operators have a time only, so those that *take long* are given by the
 caller, or found by :func:`long_operators`; all others count as cheap and fusible. Its limits on chains of
-fused kernels are left out, since this problem has no fused kernels.
+fused kernels, and the double weight of what would be fused, are left out, since this problem has no fused
+kernels; on ResNet-50, VGG-16 and ViT-B/16 the weight changed nothing.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Alive = frozenset[int]
 Costs = dict[Alive, float]
 
 
-class Exhaustive:
+class RetainedSets:
     """States are sets of retained arrays; after an operator, what it made or read may be dropped."""
 
     def __init__(self, instance: Instance, budget: int) -> None:
