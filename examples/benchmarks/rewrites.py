@@ -209,8 +209,10 @@ def main() -> int:
             print(*line(rows[-1]), file=sys.stderr)
             if options.json:
                 options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    header = ("step", "static", "live", "reserved", "none: peak", "all: peak", "buffer", "recompute", "proven",
-              "none: s", "all: s", "step's time", "inductor", "inductor 0.5", "rewrites")  # fmt: skip
+    header = (
+        "step", "static", "live", "reserved", "none: peak", "all: peak", "buffer", "recompute", "proven",
+        "none: s", "all: s", "step's time", "inductor", "inductor 0.5", "rewrites",
+    )  # fmt: skip
     print(table(header, [line(row) for row in rows]))
     planned = [row for row in rows if "error" not in row]
     for batch in options.batch_sizes:
