@@ -8,10 +8,11 @@ continuous: once all runs are decided, retaining exactly what is read later is f
 
 **What the program allows.** Any number of repetitions of each unit, before any late operators, and retention
 of any version of an array for any time. The slots contain every sequence in which the evaluator may make
-units before an operator, and others. So no states of the evaluator take less time within the budget, with one
-exception: no unit runs again while an operator of forward has still to read what it made first. (Keeping it
-till then costs nothing; only a unit of several arrays could differ.) Where these sequences are too many, each
-unit has one slot, in the sequence of forward, as in Checkmate; then the program is not *complete*.
+units before an operator, and others. So no states of the evaluator take less time within the budget. There
+are two exceptions, after which a program is not *complete*. Where the sequences are too many, each unit has
+one slot, in the sequence of forward, as in Checkmate. And no unit runs again while an operator of forward has
+still to read what it made first: keeping it till then costs nothing if it is one array, but may if it is
+several of which others are needed.
 
 **Bytes** are counted at every operator and repetition as the evaluator does: what is retained, what is made,
 the workspace, less what is taken over in place.
@@ -110,7 +111,6 @@ class RetentionProgram:
             TooLargeError: if it would have too many slots.
         """
         self.model = LinearModel()
-        self.is_complete = True
         self._instance = instance
         self._cost = self.model.column(0, 0)
         self.model.objective = self._cost
@@ -187,6 +187,7 @@ class RetentionProgram:
         instance, count = self._instance, 0
         last_early = [self._last_early(unit) for unit in range(len(instance.units.arrays))]
         useful_until = self._useful_until()
+        self.is_complete = not any(map(self._waits_in_part, range(len(last_early)), last_early))
         for position, operator in enumerate(instance.problem.order):
             if instance.problem.is_late[operator]:
                 runnable = {
@@ -224,6 +225,13 @@ class RetentionProgram:
         readers = {reader for array in arrays for reader in array.consumers if not problem.is_late[reader]}
         involved = readers.union(self._instance.units.operators[unit])
         return max(position for position, operator in enumerate(problem.order) if operator in involved)
+
+    def _waits_in_part(self, unit: Unit, last_early: Timestep) -> bool:
+        """Return True if some arrays of a unit may be wanted again while forward has still to read others."""
+        instance = self._instance
+        waiting = instance.problem.order[instance.units.earliest[unit] : last_early + 1]
+        is_late = instance.problem.is_late
+        return len(instance.units.arrays[unit]) > 1 and any(is_late[operator] for operator in waiting)
 
     def _useful_until(self) -> list[Timestep]:
         """Return for each unit the last position at which it, or what is made of it, is read; -1 if never."""

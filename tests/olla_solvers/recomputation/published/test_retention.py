@@ -56,7 +56,7 @@ def check_against_brute_force(solver, seeds):
             assert report.is_optimal
             assert report.plan.peak_bytes <= budget
             assert report.plan.extra_seconds == report.bound_seconds == least
-            assert of_states is None or least <= of_states
+            assert of_states is None or least <= of_states or not report.is_complete
             assert exhaustive.anywhere() <= least
         checked += 1
     assert checked
@@ -96,12 +96,17 @@ def test_of_all_sequences_in_the_order_few_take_less_than_the_program():
 
 
 def test_no_states_of_the_evaluator_take_less_than_what_the_slots_allow():
-    for _, instance, budget, of_states in interesting_steps(range(100), 10):
-        if of_states is not None:
-            slots = [(slot.position, slot.unit) for slot in RetentionProgram(instance, budget).slots]
+    # In step 577 forward has still to read a part of a unit when backward begins.
+    incomplete = 0
+    for _, instance, budget, of_states in interesting_steps([*range(100), 577], 10):
+        program = RetentionProgram(instance, budget)
+        incomplete += not program.is_complete
+        if of_states is not None and program.is_complete:
+            slots = [(slot.position, slot.unit) for slot in program.slots]
             least = RetainedSets(instance, budget).in_slots(slots)
             assert least is not None
             assert least <= of_states
+    assert 0 < incomplete < 30
 
 
 def holds(row, values):
