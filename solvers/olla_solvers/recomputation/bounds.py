@@ -1,9 +1,10 @@
 """What no sequence can beat: the least seconds of repetitions within a budget, in any order.
 
 Let b be an operator. When it first runs, its ancestors have run, and neither it nor its descendants have.
-What these read of the ancestors' results is there at that moment, or is made again later, by operators that
-have all run before: repetitions. So the cheapest choice of what is kept, in the room that b's own results
-and workspace leave, and what is made again, is a bound, whatever the order and the number of repetitions.
+What these read of others' results is there at that moment, or is made later: by operators that have all run
+before, if they are ancestors, and otherwise free of cost. That again needs what it reads. So the cheapest
+choice of what is kept, in the room that b's own results and workspace leave, and what is made later is a
+bound, whatever the order and the number of repetitions.
 
 The room enters with a price for its bytes. At each price a minimum cut
 (:mod:`olla_solvers.recomputation.cuts`) less what the room costs is a bound, and the best price is where the
@@ -21,16 +22,13 @@ from olla_solvers.effort.deadline import DeadlinePassedError
 from olla_solvers.problem import Bytes, OperatorIndex
 from olla_solvers.recomputation.cuts import Choice, Cut, Cuts
 from olla_solvers.recomputation.instance import Instance, prepare
-from olla_solvers.recomputation.problem import ArrayIndex, RecomputationProblem, Seconds
+from olla_solvers.recomputation.problem import RecomputationProblem, Seconds
 
-MOMENTS = 24
+MOMENTS = 32
 """Operators of backward at which the bound is looked at."""
 
 LARGEST = 4
 """And so many of those that need most by themselves."""
-
-REFINED = 3
-"""Of these, with prices of their own."""
 
 MOST_PRICES = 12
 """Prices tried for one operator."""
@@ -101,29 +99,52 @@ class Bounds:
             return best
 
     def _best(self, best: LowerBound, deadline: float) -> LowerBound:
-        """Look at many operators with the price that is best for one, and closely at the best of these."""
-        budget_bytes = best.budget_bytes
-        looked_at: list[tuple[Seconds, OperatorIndex]] = []
-        for operator in self._moments():
-            cuts, dearest = self._network(operator, deadline)
-            room = budget_bytes - self._own[operator]
-            least = dearest.kept_bytes + self._own[operator]
-            if least > budget_bytes:
-                return LowerBound(budget_bytes, math.inf, operator, math.inf, least)
-            best = replace(best, least_bytes=max(least, best.least_bytes))
-            if not looked_at:
-                best = max(best, self._at_best_price(operator, best, deadline), key=_seconds)
-            if cuts.free.kept_bytes > room and best.price > 0:
-                cut = cuts.at(best.price * cuts.parts, cuts.free)
-                looked_at.append((_value(cuts, cut, room), operator))
-            elif cuts.free.kept_bytes > room:
-                looked_at.append((0.0, operator))
-        for _, operator in sorted(looked_at, reverse=True)[:REFINED]:
-            best = max(best, self._at_best_price(operator, best, deadline), key=_seconds)
+        """Look at operators all over backward, then closely around the one that proves most.
+
+        To look at an operator is one cut, at the price that is best for another one.
+        """
+        instance = self._instance
+        late = [operator for operator in instance.problem.order if instance.problem.is_late[operator]]
+        step = max(1, len(late) // MOMENTS)
+        largest = sorted(range(len(late)), key=lambda place: -self._alone[late[place]])[:LARGEST]
+        todo = list(dict.fromkeys((*range(0, len(late), step), *largest)))
+        values: dict[int, Seconds] = {}
+        while todo:
+            for place in todo:
+                best = self._least_bytes(late[place], best, deadline)
+                if best.is_impossible:
+                    return best
+                if not best.price:
+                    best = self._at_best_price(late[place], best, deadline)
+                values[place] = self._at_price(late[place], best, deadline)
+            found = max(values, key=values.__getitem__)
+            if values[found] > 0:
+                best = self._at_best_price(late[found], best, deadline)
+            step //= 2
+            todo = [
+                place
+                for place in (found - step, found + step)
+                if step and 0 <= place < len(late) and place not in values
+            ]
         return best
 
+    def _least_bytes(self, operator: OperatorIndex, best: LowerBound, deadline: float) -> LowerBound:
+        """Return the bound with what an operator proves of the bytes that are needed at all."""
+        _, dearest = self._network(operator, deadline)
+        least = dearest.kept_bytes + self._own[operator]
+        if least > best.budget_bytes:
+            return LowerBound(best.budget_bytes, math.inf, operator, math.inf, least)
+        return replace(best, least_bytes=max(least, best.least_bytes))
+
+    def _at_price(self, operator: OperatorIndex, best: LowerBound, deadline: float) -> Seconds:
+        cuts, _ = self._network(operator, deadline)
+        room = best.budget_bytes - self._own[operator]
+        if cuts.free.kept_bytes <= room or not best.price:
+            return 0.0
+        return _value(cuts, cuts.at(best.price * cuts.parts, cuts.free), room)
+
     def _at_best_price(self, operator: OperatorIndex, before: LowerBound, deadline: float) -> LowerBound:
-        """Return the bound of one operator at the price that makes it largest."""
+        """Return the bound of one operator at its best price, if that is more than before."""
         cuts, high = self._network(operator, deadline)
         room = before.budget_bytes - self._own[operator]
         low = cuts.free
@@ -143,19 +164,9 @@ class Bounds:
             if cut.repeated in (low.repeated, high.repeated):
                 break
             low, high = (cut, high) if cut.kept_bytes > room else (low, cut)
-        return LowerBound(before.budget_bytes, best_seconds, operator, best_price, before.least_bytes)
-
-    def _moments(self) -> list[OperatorIndex]:
-        """Return operators of backward all over it, that at which most is needed first."""
-        instance = self._instance
-        late = [operator for operator in instance.problem.order if instance.problem.is_late[operator]]
-        largest = sorted(late, key=lambda operator: -self._alone[operator])[:LARGEST]
-        chosen = dict.fromkeys((*late[:: max(1, len(late) // MOMENTS)], *largest))
-        bytes_of = {}
-        for operator in chosen:
-            needed, sizes = self._needed(operator)
-            bytes_of[operator] = sum(sizes[array] for array in needed) + self._own[operator]
-        return sorted(chosen, key=lambda operator: -bytes_of[operator])
+        if best_seconds <= before.extra_seconds:
+            return before
+        return replace(before, extra_seconds=best_seconds, operator=operator, price=best_price)
 
     def _own_bytes(self, operator: OperatorIndex) -> Bytes:
         """Return the bytes of an operator's results and workspace that lie beside what it reads."""
@@ -168,47 +179,41 @@ class Bounds:
         workspace_bytes: Bytes = flat.workspace_bytes[operator]
         return made_bytes + workspace_bytes - sum(taken.values())
 
-    def _needed(self, operator: OperatorIndex) -> tuple[list[ArrayIndex], list[Bytes]]:
-        """Return the ancestors' arrays that an operator or a descendant reads, and the bytes of any."""
-        instance, problem = self._instance, self._instance.problem.problem
-        before = _reachable(operator, problem.predecessors)
-        after = _reachable(operator, problem.successors)
-        needed, sizes = [], [0] * len(problem.arrays)
-        for index, array in enumerate(problem.arrays):
-            producer = array.producer
-            if producer is None or producer == operator or not before[producer]:
-                continue
-            sizes[index] = instance.flat.array_bytes[index]
-            # A reader of forward may read what a later maker has not written over yet.
-            is_final = len(instance.problem.makers[index]) < 2
-            if sizes[index] and any(
-                after[reader] and (is_final or instance.problem.is_late[reader]) for reader in array.consumers
-            ):
-                needed.append(index)
-        return needed, sizes
-
     def _network(self, operator: OperatorIndex, deadline: float) -> tuple[Cuts, Cut]:
         """Return the cuts at an operator's first run, and the one that keeps least."""
         if operator not in self._networks:
-            instance, problem = self._instance, self._instance.problem
-            needed, sizes = self._needed(operator)
-            before = _reachable(operator, problem.problem.predecessors)
-            there = set(instance.reads[operator])
-            choice = Choice(
-                needed,
-                [() if array in there else makers for array, makers in enumerate(problem.makers)],
-                instance.reads,
-                # What has not run by then costs nothing: it runs for the first time.
-                [
-                    taken if ran else 0.0
-                    for ran, taken in zip(before, problem.repetition_seconds, strict=True)
-                ],
-                sizes,
-                problem.step_seconds,
-            )
-            cuts = Cuts(choice, deadline)
+            cuts = Cuts(self._choice(operator), deadline)
             self._networks[operator] = (cuts, cuts.dearest())
         return self._networks[operator]
+
+    def _choice(self, operator: OperatorIndex) -> Choice:
+        """Return what an operator and its descendants need of others' results, and how these come to be."""
+        instance, problem = self._instance, self._instance.problem
+        before = _reachable(operator, problem.problem.predecessors)
+        after = _reachable(operator, problem.problem.successors)
+        there = set(instance.reads[operator])
+        needed, sizes = [], [0] * len(problem.makers)
+        makers: list[Sequence[OperatorIndex]] = list(problem.makers)
+        for index, array in enumerate(problem.problem.arrays):
+            producer = array.producer
+            if producer is None or after[producer]:
+                continue
+            sizes[index] = instance.flat.array_bytes[index]
+            if index in there:
+                makers[index] = ()
+            elif not before[producer]:
+                makers[index] = problem.makers[index] or (producer,)
+            # A reader of forward may read what a later maker has not written over yet.
+            is_final = len(problem.makers[index]) < 2
+            if sizes[index] and any(
+                after[reader] and (is_final or problem.is_late[reader]) for reader in array.consumers
+            ):
+                needed.append(index)
+        # What has not run by then runs for the first time.
+        seconds = [
+            taken if ran else 0.0 for ran, taken in zip(before, problem.repetition_seconds, strict=True)
+        ]
+        return Choice(needed, makers, instance.reads, seconds, sizes, problem.step_seconds)
 
 
 def _reachable(start: OperatorIndex, neighbours: Sequence[Sequence[OperatorIndex]]) -> list[bool]:
@@ -227,7 +232,3 @@ def _reachable(start: OperatorIndex, neighbours: Sequence[Sequence[OperatorIndex
 def _value(cuts: Cuts, cut: Cut, room: Bytes) -> Seconds:
     """Return the bound that a cut proves, safe against the rounding of capacities."""
     return (cut.least - cut.price * room - 1) / cuts.parts
-
-
-def _seconds(bound: LowerBound) -> Seconds:
-    return bound.extra_seconds

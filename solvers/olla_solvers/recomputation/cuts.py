@@ -105,7 +105,7 @@ class Cuts:
 
     def _build(self) -> None:
         choice, network = self._choice, self._network
-        todo: list[int] = []
+        todo: list[ArrayIndex] = []
         for array in choice.needed:
             if choice.sizes[array]:
                 network.edge(SOURCE, self._array(array, todo), ENDLESS)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from olla_solvers.effort.deadline import check_time
 from olla_solvers.problem import Bytes, OperatorIndex
 from olla_solvers.recomputation.instance import MOST_RUNS, Flat, Instance
 from olla_solvers.recomputation.problem import Execution, Recomputation, Seconds
@@ -42,9 +44,10 @@ class Evaluator:
         walks: how many there were.
     """
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: Instance, deadline: float = math.inf) -> None:
         """Make room for the longest sequence."""
         self.instance = instance
+        self._deadline = deadline
         self.trace = _room(instance.flat)
         self.walks = 0
 
@@ -53,7 +56,15 @@ class Evaluator:
 
         Args:
             states: of each unit.
+
+        Raises:
+            DeadlinePassedError: if the deadline passed, and this is not the first walk.
         """
+        if self.walks:
+            check_time(self._deadline)
+        return self._walk(states)
+
+    def _walk(self, states: Sequence[int]) -> Evaluation:
         self.walks += 1
         timesteps, versions, seconds = walk(self.instance.flat, states, self.trace)
         if timesteps < 0:
@@ -67,7 +78,7 @@ class Evaluator:
 
     def recomputation(self, states: Sequence[int]) -> Recomputation:
         """Return the sequence that states stand for, which must be valid ones."""
-        evaluation = self.evaluate(states)
+        evaluation = self._walk(states)
         executed = [
             (int(self.trace.operator[timestep]), int(self.trace.copy[timestep]))
             for timestep in range(evaluation.timesteps)
@@ -121,6 +132,14 @@ def plain_states(instance: Instance) -> States:
         if instance.problem.is_late[operator]:
             for unit in units:
                 states[unit] = KEPT
+    return states
+
+
+def states_of(instance: Instance, repeated: Iterable[int]) -> States:
+    """Return the states in which some units are made again once, and all else is as in the plain ones."""
+    states = plain_states(instance)
+    for unit in repeated:
+        states[unit] = ONCE
     return states
 
 

@@ -35,12 +35,8 @@ def segmented(instance: Instance, dropped: States) -> Iterator[States]:
     for count in SEGMENTS:
         if not made or count >= len(units):
             return
-        cuts = sorted(
-            {
-                spans[units[bisect_right(made, made[-1] * cut // (count + 1))]][0]
-                for cut in range(1, count + 1)
-            }
-        )
+        places = {bisect_right(made, made[-1] * cut // (count + 1)) for cut in range(1, count + 1)}
+        cuts = sorted({spans[units[min(place, len(units) - 1)]][0] for place in places})
         states = [
             KEPT if bisect_right(cuts, last) > bisect_right(cuts, first) else dropped[unit]
             for unit, (first, last) in enumerate(spans)

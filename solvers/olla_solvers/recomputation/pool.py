@@ -64,6 +64,11 @@ class Pool:
         at = bisect_right(self._found, budget_bytes, key=lambda each: each.peak_bytes)
         return self._found[at : at + count]
 
+    def lowest_within(self, most_seconds: Seconds) -> Found:
+        """Return the states with the lowest peak within so many seconds, or the fastest if none is."""
+        within = (found for found in self._found if found.extra_seconds <= most_seconds)
+        return next(within, self._found[-1])
+
     @property
     def lowest(self) -> Found:
         """The states with the lowest peak."""

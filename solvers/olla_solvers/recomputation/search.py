@@ -4,17 +4,23 @@ Starts are the corners of the curve of minimum cuts, and segments of each
 (:mod:`olla_solvers.recomputation.grid`). For a budget, the fastest start within it is moved as far as the
 budget allows towards faster ones that are beyond it, in windows of the units in which they differ; and
 those beyond it are brought within it greedily. What is not needed is kept again. What is found for one budget
-serves as a start for the next.
+serves as a start for the next. Where effort is left, it is annealed
+(:mod:`olla_solvers.recomputation.anneal`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from olla_solvers.effort.deadline import check_time
 from olla_solvers.problem import Bytes
+from olla_solvers.recomputation.anneal import anneal
+from olla_solvers.recomputation.compiled import as_arrays, compiled_anneal
 from olla_solvers.recomputation.cuts import Cuts, choice_of_units
-from olla_solvers.recomputation.evaluate import Evaluator, States, plain_states
+from olla_solvers.recomputation.evaluate import Evaluator, States, plain_states, states_of
 from olla_solvers.recomputation.greedy import Greedy, prune
 from olla_solvers.recomputation.grid import segmented
 from olla_solvers.recomputation.instance import Instance
@@ -26,6 +32,9 @@ MOST_CORNERS = 49
 
 NEIGHBOURS = 3
 """Faster states beyond a budget from which it is approached."""
+
+TURNS = 8
+"""Anneals, each from the best of the one before, between which the clock is looked at."""
 
 ROUNDS = 4
 """Times that a budget is approached, as long as that gains."""
@@ -41,7 +50,7 @@ class Search:
 
     def __init__(self, instance: Instance, deadline: float) -> None:
         """Start with the order without repetitions."""
-        self.evaluator = Evaluator(instance)
+        self.evaluator = Evaluator(instance, deadline)
         self.pool = Pool()
         self._instance = instance
         self._deadline = deadline
@@ -54,7 +63,6 @@ class Search:
         Raises:
             DeadlinePassedError: if the deadline passes.
         """
-        check_time(self._deadline)
         found = Found(states, self.evaluator.evaluate(states))
         self.pool.add(found)
         return found
@@ -68,9 +76,7 @@ class Search:
         last_walk = self.evaluator.walks + most_walks
         corners = []
         for corner in Cuts(choice_of_units(self._instance), self._deadline).curve(MOST_CORNERS):
-            states = plain_states(self._instance)
-            for unit in corner.repeated:
-                states[unit] = ONCE
+            states = states_of(self._instance, corner.repeated)
             corners.append(states)
             self.try_states(states)
         for dropped in ([ONCE] * len(self.plain.states), *_spread(corners)):
@@ -97,15 +103,38 @@ class Search:
                 self._reach(beyond, budget_bytes, last_walk)
             within = self.pool.fastest(budget_bytes)
             if within is not None:
-                self._keep(prune(self.evaluator, within, budget_bytes, last_walk - self.evaluator.walks))
+                self.pool.add(prune(self.evaluator, within, budget_bytes, last_walk - self.evaluator.walks))
             best = self.pool.fastest(budget_bytes)
             if best is before or self.evaluator.walks >= last_walk:
                 break
         return best
 
-    def _keep(self, found: Found) -> None:
-        check_time(self._deadline)
-        self.pool.add(found)
+    def improve(self, budget_bytes: Bytes, tries: int, seed: int, is_compiled: bool) -> None:
+        """Anneal the fastest states within a budget, or the lowest if there are none.
+
+        Args:
+            budget_bytes: the peak that may not be passed.
+            tries: walks to make.
+            seed: of the random numbers.
+            is_compiled: whether to have numba compile them.
+        """
+        start = self.pool.fastest(budget_bytes) or self.pool.lowest
+        flat, trace = self._instance.flat, self.evaluator.trace
+        step_seconds = self._instance.problem.step_seconds
+        states: Any = list(start.states)
+        best: Any = list(start.states)
+        if not states:
+            return
+        if is_compiled:
+            states, best = np.array(states), np.array(best)
+            run, flat, trace = compiled_anneal(), as_arrays(flat), as_arrays(trace)
+        else:
+            run = anneal
+        for turn in range(TURNS):
+            check_time(self._deadline)
+            if run(flat, states, best, trace, budget_bytes, step_seconds, tries // TURNS, seed + turn) >= 0:
+                self.try_states([int(state) for state in best])
+                states[:] = best[:]
 
     def _reach(self, beyond: Found, budget_bytes: Bytes, last_walk: int) -> None:
         """Bring states within a budget greedily."""
@@ -115,7 +144,7 @@ class Search:
         found = self._greedy.meet(beyond, budget_bytes, 1.1 * limit, left)
         if found.peak_bytes <= budget_bytes:
             found = prune(self.evaluator, found, budget_bytes, last_walk - self.evaluator.walks)
-        self._keep(found)
+        self.pool.add(found)
 
     def _approach(self, within: Found, beyond: Found, budget_bytes: Bytes, last_walk: int) -> None:
         """Change states within a budget to others' in windows of units, as far as the budget allows."""

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from olla_solvers.recomputation.instance import MOST_RUNS, Flat, Numbers
 
-KEPT, ONCE, OFTEN = 0, 1, 2
+KEPT, ONCE, OFTEN, ALWAYS = 0, 1, 2, 3
 """States of a unit: kept; made again before its first late reader, then kept; made again after each gap."""
 
-GAP = 10
-"""The share of the order, as its reciprocal, after which a unit in state ``OFTEN`` is dropped in between."""
+LONG_GAP, SHORT_GAP = 10, 100
+"""Shares of the order, as reciprocals, after which units in states ``OFTEN`` and ``ALWAYS`` are dropped."""
 
 GIVEN, GOT = 1, 2
 """Marks of a version whose memory was taken over, and of one that took some over."""
@@ -72,8 +72,6 @@ def walk(flat: Flat, states: Numbers, trace: Trace) -> tuple[int, int, float]:
     """
     _clear(flat, trace)
     order, demand_starts, demand_units = flat.order, flat.demand_starts, flat.demand_units
-    runs, demanded = trace.runs, trace.demanded
-    gap = len(order) // GAP
     timestep, versions, taken, seconds = 0, len(flat.array_bytes), 0, 0.0
     for position in range(len(order)):
         operator = order[position]
@@ -83,11 +81,10 @@ def walk(flat: Flat, states: Numbers, trace: Trace) -> tuple[int, int, float]:
                 unit = demand_units[index]
                 if states[unit] == KEPT:
                     continue
-                if runs[unit] > 0 and (states[unit] == ONCE or position - demanded[unit] <= gap):
-                    demanded[unit] = position
+                if _is_there(flat, states, trace, unit, position):
                     continue
                 timestep, versions, taken, more = _make(
-                    flat, states, trace, unit, position, gap, timestep, versions, taken
+                    flat, states, trace, unit, position, timestep, versions, taken
                 )
                 if timestep < 0:
                     return -1, versions, 0.0
@@ -121,13 +118,25 @@ def _clear(flat: Flat, trace: Trace) -> None:
         trace.demanded[unit] = 0
 
 
+def _is_there(flat: Flat, states: Numbers, trace: Trace, unit: int, position: int) -> bool:
+    """Return True if a unit was made again and not dropped since; it is demanded now."""
+    if trace.runs[unit] == 0:
+        return False
+    state = states[unit]
+    if state != ONCE:
+        gap = len(flat.order) // (LONG_GAP if state == OFTEN else SHORT_GAP)
+        if position - trace.demanded[unit] > gap:
+            return False
+    trace.demanded[unit] = position
+    return True
+
+
 def _make(
     flat: Flat,
     states: Numbers,
     trace: Trace,
     unit: int,
     position: int,
-    gap: int,
     timestep: int,
     versions: int,
     taken: int,
@@ -146,8 +155,7 @@ def _make(
             wanted = flat.wanted_units[index]
             if states[wanted] == KEPT:
                 continue
-            if runs[wanted] > 0 and (states[wanted] == ONCE or position - demanded[wanted] <= gap):
-                demanded[wanted] = position
+            if _is_there(flat, states, trace, wanted, position):
                 continue
             depth += 1
             stack_unit[depth] = wanted
@@ -248,3 +256,7 @@ def _count(flat: Flat, trace: Trace, timesteps: int, versions: int, taken: int) 
             trace.is_taken[read] |= GIVEN
             trace.is_taken[made] |= GOT
             change[timestep] -= trace.version_bytes[read]
+
+
+PARTS = (_clear, _is_there, _make, _run, _place, _count)
+"""The functions of which a walk consists."""

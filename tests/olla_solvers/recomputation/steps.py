@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field
 
@@ -31,6 +32,24 @@ class Step:
 def random_step(seed: int, most_operators: int = 7) -> Step:
     """A step of a few operators: forward, then backward, in a random executable order."""
     return _Maker(random.Random(seed), most_operators).make()
+
+
+def chain(layers: int, seconds: tuple[float, ...] = (1.0,)) -> RecomputationProblem:
+    """Layers whose results backward reads in reverse, each of ten bytes."""
+    operators = tuple(Operator(f"o{number}") for number in range(2 * layers))
+    arrays = []
+    for number in range(2 * layers - 1):
+        readers = {number + 1}
+        if number < layers:
+            readers.add(2 * layers - 1 - number)
+        arrays.append(Array(f"a{number}", 10, number, tuple(sorted(readers))))
+    return RecomputationProblem(
+        Problem(operators, tuple(arrays)),
+        tuple(range(2 * layers)),
+        tuple(itertools.islice(itertools.cycle(seconds), 2 * layers)),
+        tuple((number,) if number < layers else () for number in range(2 * layers - 1)),
+        tuple(number >= layers for number in range(2 * layers)),
+    )
 
 
 class _Maker:

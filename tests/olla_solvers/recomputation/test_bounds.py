@@ -23,7 +23,7 @@ def check_seeds(seeds: range) -> tuple[float, int]:
         exhaustive = Exhaustive(step)
         walks = [
             evaluator.evaluate(states)
-            for states in itertools.product(range(3), repeat=len(evaluator.instance.units.arrays))
+            for states in itertools.product(range(4), repeat=len(evaluator.instance.units.arrays))
         ]
         for budget in {peak - 1, peak * 3 // 4, peak // 2}:
             least = exhaustive.least_seconds(budget)

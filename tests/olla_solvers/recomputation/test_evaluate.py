@@ -18,7 +18,7 @@ def check_seeds(seeds: range) -> tuple[int, int]:
         step = random_step(seed, 7 if seed % 4 else 14)
         evaluator = Evaluator(prepare(step.problem))
         every = list(
-            itertools.islice(itertools.product(range(3), repeat=len(evaluator.instance.units.arrays)), 729)
+            itertools.islice(itertools.product(range(4), repeat=len(evaluator.instance.units.arrays)), 729)
         )
         for states in every if len(every) < 30 else random.Random(seed).sample(every, 30):
             if not evaluator.evaluate(states).is_valid:
