@@ -20,8 +20,11 @@ from olla_solvers.plan import Schedule
 from olla_solvers.problem import ArrayKind, Problem
 from olla_solvers.sharing import Pair, choose_pairs, taken_over
 
-SECONDS = 1.0
-"""Processor time after which no further problem is ordered for the choice."""
+SECONDS = 0.3
+"""Processor time for the orders that are compared."""
+
+LEAST_GAIN = 0.01
+"""Share of the peak below which nothing is looked for."""
 
 
 def choose_sharing(rewriting: Rewriting, candidate: Candidate) -> Candidate:
@@ -41,12 +44,12 @@ def choose_sharing(rewriting: Rewriting, candidate: Candidate) -> Candidate:
     if candidate.schedule is None:
         raise ValueError("the candidate was not ordered")
     problem = candidate.dataflow.problem
-    last = time.process_time() + SECONDS
+    last = time.process_time() + min(SECONDS, rewriting.seconds)
 
     def order(problem: Problem) -> Schedule:
-        return order_quickly(problem, min(rewriting.seconds, max(0.0, last - time.process_time())))
+        return order_quickly(problem, max(0.0, last - time.process_time()))
 
-    choice = choose_pairs(problem, tuple(arguments), candidate.schedule, order)
+    choice = choose_pairs(problem, tuple(arguments), candidate.schedule, order, least_gain=LEAST_GAIN)
     if not choice.pairs:
         return candidate
     dataflow = _taken_over(candidate.dataflow, {pair: arguments[pair] for pair in choice.pairs})

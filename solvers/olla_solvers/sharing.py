@@ -28,6 +28,7 @@ from typing import TypeAlias
 
 from olla_solvers.analysis import peak_bytes, resident_bytes, timesteps
 from olla_solvers.errors import ProblemError
+from olla_solvers.graph.bitsets import ancestors
 from olla_solvers.order.bounds import precedence_bound
 from olla_solvers.plan import Schedule
 from olla_solvers.problem import Array, ArrayKind, OperatorIndex, Problem
@@ -132,6 +133,7 @@ def choose_pairs(
     schedule: Schedule,
     order: Callable[[Problem], Schedule],
     most_orders: int = MOST_ORDERS,
+    least_gain: float = 0.0,
 ) -> Choice:
     """Choose pairs and an order for the smallest peak.
 
@@ -141,6 +143,7 @@ def choose_pairs(
         schedule: an order without any.
         order: orders a problem.
         most_orders: problems to order at most; with enough of them, and proven orders, the choice is proven.
+        least_gain: share of the peak; less than it is not looked for.
 
     Returns:
         No pairs and the given order, if none lowers the peak.
@@ -149,16 +152,17 @@ def choose_pairs(
         ProblemError: if a pair cannot be one; see :func:`check_pairs`.
     """
     check_pairs(problem, pairs)
+    pairs = _possible(problem, pairs)
     best = Choice((), schedule)
     bound = precedence_bound(relaxed(problem, pairs)) if pairs else schedule.lower_bound_bytes
-    if not pairs or bound >= schedule.peak_bytes:
+    if not pairs or bound >= (1 - least_gain) * schedule.peak_bytes:
         return best
     best = _improved(problem, best, allowed_pairs(problem, schedule.order, pairs), schedule.order)
     number = itertools.count()
     waiting = [(bound, next(number), _Node((), tuple(pairs)))]
     closed_bytes = best.schedule.peak_bytes
     orders = 0
-    while waiting and waiting[0][0] < best.schedule.peak_bytes and orders < most_orders:
+    while waiting and waiting[0][0] < (1 - least_gain) * best.schedule.peak_bytes and orders < most_orders:
         bound, _, node = heapq.heappop(waiting)
         try:
             found = order(relaxed(problem, node.open, node.taken))
@@ -175,6 +179,18 @@ def choose_pairs(
                 heapq.heappush(waiting, (bound, next(number), part))
     bound = min([closed_bytes, best.schedule.peak_bytes, *(bound for bound, _, _ in waiting)])
     return replace(best, schedule=replace(best.schedule, lower_bound_bytes=bound)) if best.pairs else best
+
+
+def _possible(problem: Problem, pairs: Sequence[Pair]) -> list[Pair]:
+    """Return the pairs that some order allows: nobody reads the first array who waits for the second one."""
+    reached = ancestors(problem.predecessors, problem.captured_order) if pairs else []
+    return [
+        (read, made)
+        for read, made in pairs
+        if not any(
+            reached[reader] >> _producer(problem, made) & 1 for reader in problem.arrays[read].consumers
+        )
+    ]
 
 
 def _improved(

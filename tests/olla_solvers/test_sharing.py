@@ -4,7 +4,7 @@ import itertools
 from functools import partial
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olla_solvers.analysis import peak_bytes
@@ -17,6 +17,7 @@ from olla_solvers.validate import validate
 from tests.olla_solvers.brute_force import executable_orders
 
 proven = partial(order, time_limit=20.0)
+MANY = settings(max_examples=100, deadline=None, derandomize=True)
 
 
 @st.composite
@@ -72,6 +73,7 @@ def choices(pairs):
                 yield chosen
 
 
+@MANY
 @given(problems_with_pairs())
 def test_the_choice_is_the_best_of_all(example):
     problem, pairs = example
@@ -90,6 +92,7 @@ def test_the_choice_is_the_best_of_all(example):
     assert proven(relaxed(problem, pairs)).peak_bytes <= min(peaks) if pairs else True
 
 
+@MANY
 @given(problems_with_pairs(), st.integers(0, 3))
 def test_bounds_hold_if_few_problems_are_ordered(example, most_orders):
     problem, pairs = example
@@ -101,6 +104,7 @@ def test_bounds_hold_if_few_problems_are_ordered(example, most_orders):
         assert choice.schedule.lower_bound_bytes <= best
 
 
+@MANY
 @given(problems_with_pairs())
 def test_what_is_taken_over_is_one_array(example):
     """For every order: the problem in which pairs are taken allows it just if they do, at its cost."""
