@@ -23,6 +23,7 @@ from olla_fx.passes.rewrites import (
     loss_gradients,
     masks_behind_pooling,
     narrow_indices,
+    packed_masks,
     row_updates,
     separate_parts,
     slices_of_cat,
@@ -48,6 +49,7 @@ _FUNCTIONS: Mapping[str, Callable[[fx.Graph, Wanted], list[Change]]] = {
         graph, wanted.cuts, wanted.probe
     ),
     "separate_parts": lambda graph, _: separate_parts.separate_parts(graph),
+    "packed_masks": lambda graph, wanted: packed_masks.pack_masks(graph, wanted.probe),
 }
 
 
