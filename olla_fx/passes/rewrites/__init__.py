@@ -54,7 +54,7 @@ _FUNCTIONS: Mapping[str, Callable[[fx.Graph, Wanted], list[Change]]] = {
 
 
 _AT_ALL_SIZES = frozenset(
-    {"activation_outputs", "masks_behind_pooling", "unread_arguments", "narrow_indices"}
+    {"activation_outputs", "masks_behind_pooling", "unread_arguments", "boolean_masks", "narrow_indices"}
 )
 """Rewrites that make no tensor of a layout that a graph whose sizes vary has no formulas for."""
 
