@@ -63,6 +63,18 @@ class CpuKernels(Protocol):
     ) -> None:
         """Normalise by channels, and clamp; see ``normalization.h``."""
 
+    def compare(self, source: int, threshold: float, packed: int, count: int) -> None:
+        """Set the bits of floats up to a threshold; see ``masks.h``."""
+
+    def fill(self, source: int, packed: int, result: int, count: int) -> None:
+        """Take floats, and 0 where a bit is set."""
+
+    def drop(self, source: int, mask: int, factor: float, result: int, packed: int, count: int) -> None:
+        """Scale floats whose truth value is set, and set their bits."""
+
+    def scale(self, source: int, packed: int, factor: float, result: int, count: int) -> None:
+        """Scale floats whose bit is set."""
+
 
 _THREADED = ("-fopenmp",) if sys.platform == "linux" else ()
 _LIBRARY = build.Library(
@@ -71,7 +83,7 @@ _LIBRARY = build.Library(
     link_flags=_THREADED,
     # Without contraction, each product and each sum is rounded as it is written.
     compiler_flags=("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", *_THREADED),
-    headers=("normalization.h", "pooling.h", "vectors.h"),
+    headers=("masks.h", "normalization.h", "pooling.h", "vectors.h"),
 )
 _lock = threading.Lock()
 _built: list[CpuKernels | None] = []

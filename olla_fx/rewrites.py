@@ -19,6 +19,7 @@ REWRITES = (
     "row_updates",
     "blocked_updates",
     "separate_parts",
+    "packed_masks",
 )
 """The names of all rewrites in sequence: later ones act on what earlier ones leave."""
 

@@ -28,8 +28,8 @@ from olla_solvers.order import order_quickly
 from olla_solvers.order.bounds import precedence_bound
 from olla_solvers.plan import Schedule
 
-COSTLY = frozenset({"boolean_masks", "narrow_indices"})
-"""Rewrites that take time: each reads an array once more."""
+COSTLY = frozenset({"boolean_masks", "narrow_indices", "packed_masks"})
+"""Rewrites that may take time: most read an array once more."""
 
 COSTLIEST = frozenset({"chunked_loss"})
 """Rewrites that compute again, and are made only if asked for."""

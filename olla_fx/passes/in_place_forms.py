@@ -62,9 +62,10 @@ def overwritable_arguments(node: fx.Node) -> list[fx.Node]:
 @functools.cache
 def in_place_form(target: object) -> torch_compat.OpOverload | None:
     """Return the in-place form of an operator: same arguments, first one written to; None without one."""
-    if not isinstance(target, torch_compat.OpOverload) or target.namespace != "aten":
+    if not isinstance(target, torch_compat.OpOverload) or target.namespace not in ("aten", "olla_fx"):
         return None
-    packet = getattr(aten, f"{schema_of(target).name.removeprefix('aten::')}_", None)
+    namespace, name = schema_of(target).name.split("::")
+    packet = getattr(getattr(torch.ops, namespace), f"{name}_", None)
     form = getattr(packet, overload_name(target), None)
     if not isinstance(form, torch_compat.OpOverload):
         return None

@@ -23,7 +23,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from olla_fx import operators, torch_compat
+from olla_fx import masks, operators, torch_compat
 from olla_fx.fx_graph import (
     IN_BACKWARD,
     RECOMPUTED,
@@ -220,6 +220,13 @@ def _is_kept_by_copy(base: fx.Node) -> bool:
     return dense and size_bytes <= SMALL_BYTES
 
 
+REPLAYS = {
+    operators.dropout: operators.dropout_backward,
+    masks.packed_dropout: masks.packed_dropout_backward,
+}
+"""Dropouts, each with what applies its mask again."""
+
+
 def has_statistics(node: fx.Node) -> bool:
     """Return True for a batch norm that updates running statistics."""
     if node.target is aten._native_batch_norm_legit.default:
@@ -229,10 +236,10 @@ def has_statistics(node: fx.Node) -> bool:
 
 def is_replayed(node: fx.Node) -> bool:
     """Return True for a dropout that can be made again from its mask."""
-    if node.target is not operators.dropout:
+    if node.target not in REPLAYS:
         return False
-    rate = node.args[1]
-    return isinstance(rate, float) and rate < 1 and node.args[2] is not False and mask_of(node) is not None
+    rate, *is_training = node.args[1:]
+    return isinstance(rate, float) and rate < 1 and is_training != [False] and mask_of(node) is not None
 
 
 def mask_of(dropout: fx.Node) -> fx.Node | None:

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from olla_fx import operators, torch_compat
+from olla_fx import torch_compat
 from olla_fx.errors import CaptureError
 from olla_fx.fx_graph import (
     IN_BACKWARD,
@@ -40,7 +40,14 @@ from olla_fx.normalization import clamp_while_normalizing
 from olla_fx.passes.cleanup import has_effect
 from olla_fx.passes.propagate import follow_storages, views_in
 from olla_fx.passes.reinplace import reinplace
-from olla_fx.passes.repeatable import RUNNING_MEAN, Repeatable, has_statistics, is_replayed, mask_of
+from olla_fx.passes.repeatable import (
+    REPLAYS,
+    RUNNING_MEAN,
+    Repeatable,
+    has_statistics,
+    is_replayed,
+    mask_of,
+)
 from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.torch_compat import pytree, storage_key
 
@@ -210,7 +217,7 @@ class _Inserter:
             target, args = from_statistics.target, list(from_statistics.args)
         elif is_replayed(node):
             rate: Any = node.args[1]
-            target = operators.dropout_backward
+            target = REPLAYS[node.target]
             args, kwargs = [args[0], mask_of(node), 1.0 / (1.0 - rate)], {}
         elif has_statistics(node):
             if target is aten._native_batch_norm_legit.default:

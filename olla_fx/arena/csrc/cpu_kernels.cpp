@@ -7,6 +7,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "masks.h"
 #include "normalization.h"
 #include "pooling.h"
 
@@ -61,6 +62,42 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         const Normalization given{planes, channels, inner, channels_last, pointer<float>(weight),
                                   pointer<float>(bias), pointer<float>(mean), pointer<float>(inverse), least, most};
         normalize_again(given, pointer<float>(source), pointer<float>(result));
+      },
+      released);
+  module.def(
+      "compare",
+      [](uintptr_t source, float threshold, uintptr_t packed, int64_t count) {
+        masks::in_threads(count, [=](int64_t from, int64_t to) {
+          masks::compare(pointer<float>(source), threshold, pointer<uint8_t>(packed), count, from, to);
+        });
+      },
+      released);
+  module.def(
+      "fill",
+      [](uintptr_t source, uintptr_t packed, uintptr_t result, int64_t count) {
+        masks::in_threads(count, [=](int64_t from, int64_t to) {
+          masks::fill(
+              pointer<float>(source), pointer<uint8_t>(packed), pointer<float>(result), count, from, to);
+        });
+      },
+      released);
+  module.def(
+      "drop",
+      [](uintptr_t source, uintptr_t mask, float factor, uintptr_t result, uintptr_t packed, int64_t count) {
+        masks::in_threads(count, [=](int64_t from, int64_t to) {
+          masks::drop(
+              pointer<float>(source), pointer<uint8_t>(mask), factor, pointer<float>(result),
+              pointer<uint8_t>(packed), count, from, to);
+        });
+      },
+      released);
+  module.def(
+      "scale",
+      [](uintptr_t source, uintptr_t packed, float factor, uintptr_t result, int64_t count) {
+        masks::in_threads(count, [=](int64_t from, int64_t to) {
+          masks::scale(
+              pointer<float>(source), pointer<uint8_t>(packed), factor, pointer<float>(result), count, from, to);
+        });
       },
       released);
 }

@@ -23,6 +23,7 @@ from olla_fx.passes.rewrites import (
     loss_gradients,
     masks_behind_pooling,
     narrow_indices,
+    packed_masks,
     row_updates,
     separate_parts,
     slices_of_cat,
@@ -48,11 +49,12 @@ _FUNCTIONS: Mapping[str, Callable[[fx.Graph, Wanted], list[Change]]] = {
         graph, wanted.cuts, wanted.probe
     ),
     "separate_parts": lambda graph, _: separate_parts.separate_parts(graph),
+    "packed_masks": lambda graph, wanted: packed_masks.pack_masks(graph, wanted.probe),
 }
 
 
 _AT_ALL_SIZES = frozenset(
-    {"activation_outputs", "masks_behind_pooling", "unread_arguments", "narrow_indices"}
+    {"activation_outputs", "masks_behind_pooling", "unread_arguments", "boolean_masks", "narrow_indices"}
 )
 """Rewrites that make no tensor of a layout that a graph whose sizes vary has no formulas for."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from olla_fx.fx_graph import IN_BACKWARD, is_free
+from olla_fx.fx_graph import IN_BACKWARD, Layout, is_free, layout_of, layouts_agree, part_of
 from olla_fx.passes.rewrites.edit import (
     bytes_of,
     holds_exactly,
@@ -32,7 +32,7 @@ def keep_masks_as_truth_values(graph: fx.Graph) -> list[Change]:
     """Compare in forward, and keep the answers; see the module docstring.
 
     Args:
-        graph: with fake values; changed. Its sizes do not vary.
+        graph: with fake values; changed.
 
     Returns:
         What was changed.
@@ -43,10 +43,15 @@ def keep_masks_as_truth_values(graph: fx.Graph) -> list[Change]:
         if not _is_kept_for_masks(activation) or not _are_numbers(activation):
             continue
         threshold = mask.args[2]
+        if not layouts_agree(mask, mask.args[0]):
+            continue
         if not holds_exactly(threshold, activation.meta["val"].dtype):
             continue
-        compared = insert(activation.next, aten.le.Scalar, (activation, threshold), like=activation)
-        new = insert(mask, aten.masked_fill.Scalar, (mask.args[0], compared, 0))
+        layout = _layout_of_answers(activation)
+        compared = insert(
+            activation.next, aten.le.Scalar, (activation, threshold), like=activation, layout=layout
+        )
+        new = insert(mask, aten.masked_fill.Scalar, (mask.args[0], compared, 0), layout=layout_of(mask))
         if replace_by(mask, new):
             changes.append(Change("boolean_masks", new.name, bytes_of(activation) - bytes_of(compared)))
         else:
@@ -62,5 +67,15 @@ def _is_kept_for_masks(activation: fx.Node) -> bool:
 
 
 def _are_numbers(activation: fx.Node) -> bool:
-    value = tensor_of(activation)
-    return value is not None and value.is_floating_point()
+    """Return True if an activation is one of numbers that fill their storage, at all sizes."""
+    value, layout = tensor_of(activation), layout_of(activation)
+    return value is not None and value.is_floating_point() and (layout is None or layout.fills_storage)
+
+
+def _layout_of_answers(activation: fx.Node) -> Layout | None:
+    """Return the layout of an activation's truth values; None if sizes do not vary."""
+    layout = layout_of(activation)
+    if layout is None:
+        return None
+    size_bytes = part_of(layout.own_bytes, activation.meta["val"].element_size())
+    return Layout(layout.shape, layout.stride, 0, size_bytes, size_bytes)

@@ -79,7 +79,7 @@ POOLINGS = [
             {"masks_behind_pooling": 1, "unread_arguments": 1, "narrow_indices": 1},
         ),
         (lambda: sequence(nn.AvgPool2d(2), conv(4)), {"unread_arguments": 1}),
-        (lambda: sequence(nn.ReLU(), nn.Dropout(0.5), conv(4)), {"boolean_masks": 1}),
+        (lambda: sequence(nn.ReLU(), nn.Dropout(0.5), conv(4)), {"boolean_masks": 1, "packed_masks": 2}),
         (lambda: nn.Sequential(conv(3), Fire(), head(4)), {"slices_of_cat": 2}),
         (
             lambda: nn.Sequential(conv(3), Fire(after=nn.MaxPool2d(2)), conv(8), head(4)),
@@ -288,10 +288,13 @@ def test_empty_tensors_among_the_parts_of_a_cat():
 
 def test_sizes_that_vary():
     model = nn.Sequential(
-        conv(), nn.ReLU(), nn.MaxPool2d(3, 2), conv(4), nn.ReLU6(), nn.AvgPool2d(2), conv(4), head()
-    )
+        conv(), nn.ReLU(), nn.MaxPool2d(3, 2), conv(4), nn.ReLU6(), nn.AvgPool2d(2), conv(4),
+        nn.ReLU(), nn.Dropout(0.5), conv(4), head(),
+    )  # fmt: skip
     batches = [images(1, batch=batch, size=size)[0] for batch, size in ((2, 16), (3, 20), (5, 28), (2, 24))]
     pair = WholeStep(model, sgd, batches[0]).run([batch for batch in batches for _ in range(2)])
     assert pair.step.stats.families == 1
     names = {change.rewrite for change in pair.step.plan.changes}
-    assert names == {"activation_outputs", "masks_behind_pooling", "unread_arguments", "narrow_indices"}
+    assert names == {
+        "activation_outputs", "masks_behind_pooling", "unread_arguments", "boolean_masks", "narrow_indices"
+    }  # fmt: skip

@@ -44,9 +44,9 @@ def copies(second, width=32):
     return Written(of_parts, first=nn.Linear(32, 3 * width), second=second, head=nn.Linear(width, 5))
 
 
-def changed(model, batch):
+def changed(model, batch, *names):
     captured = captured_training(model, batch)
-    wanted = Wanted(["separate_parts"], Probe(torch.device("cpu"), True, lambda _, answer: answer()))
+    wanted = Wanted(names or ["separate_parts"], Probe(torch.device("cpu"), True, lambda _, answer: answer()))
     rewritten = run_passes(captured, wanted)
     rewritten.graph_module.graph.lint()
     return len(rewritten.changes)
@@ -55,6 +55,27 @@ def changed(model, batch):
 def test_what_is_changed():
     assert changed(encoder(), texts(1)[0]) == 2
     assert changed(encoder(0.0), texts(1)[0]) == 0  # another kernel, whose backward reads all three
+
+
+def test_which_masks_are_packed():
+    batch = texts(1, batch=16)[0]
+    # Of each layer three dropouts; of the fourth, that of attention's result, the gradient lies otherwise.
+    assert changed(encoder(), batch, "packed_masks") == 6
+    assert changed(encoder(), batch, "boolean_masks", "packed_masks") == 2 + 6 + 2
+    # Attention's weights have 32 bits where all else has 16.
+    assert changed(encoder().bfloat16(), (batch[0].bfloat16(), batch[1]), "packed_masks") == 2
+
+
+@pytest.mark.parametrize("recompute", [0, 1.0])
+@pytest.mark.parametrize("kind", [WholeStep, OwnLoop])
+def test_bits_of_packed_masks(kind, recompute):
+    batches = texts(3, batch=16)
+    if kind is WholeStep:
+        pair = WholeStep(encoder(), ADAMW, batches[0], recompute=recompute).run(batches)
+    else:
+        pair = OwnLoop(encoder(), batches[0][:1], recompute=recompute).run(batches)
+        pair.assert_served()
+    assert "packed_masks" in {change.rewrite for change in pair.step.plan.changes}
 
 
 @pytest.mark.parametrize(("width", "expected"), [(32, 1), (3, 0)])
@@ -73,7 +94,7 @@ def test_bits(model, kind):
 
 
 def test_bits_in_16_bits():
-    batches = [(x.bfloat16(), y) for x, y in texts(2)]
+    batches = [(x.bfloat16(), y) for x, y in texts(2, batch=16)]
     WholeStep(encoder().bfloat16(), ADAMW, batches[0]).run(batches)
 
 
