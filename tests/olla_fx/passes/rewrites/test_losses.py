@@ -217,6 +217,25 @@ def test_chunks_are_all_that_is_there_of_logits():
         assert step.plan.peak_bytes < 0.6 * logits_bytes
 
 
+@pytest.mark.parametrize("loss_chunks", [None, 8])
+def test_losses_beside_recomputation(loss_chunks):
+    """Much of the body is computed again, before or behind what writes over the loss's arrays."""
+
+    class Deep(Language):
+        def __init__(self):
+            super().__init__()
+            blocks = [nn.Sequential(nn.Linear(16, 128), nn.GELU(), nn.Linear(128, 16)) for _ in range(4)]
+            self.middle = nn.Sequential(*blocks)
+
+    options = {"recompute": 100.0, "loss_chunks": loss_chunks}
+    for pair in (
+        whole_step(Deep(), sentences(shape=(8, 32)), **options),
+        own_loop(WithLoss(Deep()), sentences(shape=(8, 32)), **options),
+    ):
+        assert pair.step.plan.recomputed.operators
+        assert changed(pair.step) & {"chunked_loss", "loss_gradients"}
+
+
 @pytest.mark.parametrize("part", ["head", "body"])
 def test_frozen_parts(part):
     model = Language()
