@@ -7,8 +7,8 @@ costs. It stays only if the peak falls.
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
+from functools import partial
 
 from olla_fx.dataflow import Dataflow, build_dataflow
 from olla_fx.fx_graph import storages_of
@@ -16,12 +16,11 @@ from olla_fx.passes.take_over import arguments_to_write_over, take_over
 from olla_fx.rewriting import Candidate, Rewriting
 from olla_solvers.graph.bitsets import ancestors
 from olla_solvers.order import order_quickly
-from olla_solvers.plan import Schedule
 from olla_solvers.problem import ArrayKind, Problem
 from olla_solvers.sharing import Pair, choose_pairs, taken_over
 
-SECONDS = 0.3
-"""Processor time for the orders that are compared."""
+SECONDS = 0.2
+"""Processor time after which no further order is looked for, and the most that one may take."""
 
 LEAST_GAIN = 0.01
 """Share of the peak below which nothing is looked for."""
@@ -44,12 +43,11 @@ def choose_sharing(rewriting: Rewriting, candidate: Candidate) -> Candidate:
     if candidate.schedule is None:
         raise ValueError("the candidate was not ordered")
     problem = candidate.dataflow.problem
-    last = time.process_time() + min(SECONDS, rewriting.seconds)
-
-    def order(problem: Problem) -> Schedule:
-        return order_quickly(problem, max(0.0, last - time.process_time()))
-
-    choice = choose_pairs(problem, tuple(arguments), candidate.schedule, order, least_gain=LEAST_GAIN)
+    seconds = min(SECONDS, rewriting.seconds)
+    order = partial(order_quickly, seconds=seconds)
+    choice = choose_pairs(
+        problem, tuple(arguments), candidate.schedule, order, least_gain=LEAST_GAIN, seconds=seconds
+    )
     if not choice.pairs:
         return candidate
     dataflow = _taken_over(candidate.dataflow, {pair: arguments[pair] for pair in choice.pairs})

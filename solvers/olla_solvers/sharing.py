@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -134,6 +136,7 @@ def choose_pairs(
     order: Callable[[Problem], Schedule],
     most_orders: int = MOST_ORDERS,
     least_gain: float = 0.0,
+    seconds: float = math.inf,
 ) -> Choice:
     """Choose pairs and an order for the smallest peak.
 
@@ -144,6 +147,7 @@ def choose_pairs(
         order: orders a problem.
         most_orders: problems to order at most; with enough of them, and proven orders, the choice is proven.
         least_gain: share of the peak; less than it is not looked for.
+        seconds: processor time after which no further problem is ordered.
 
     Returns:
         No pairs and the given order, if none lowers the peak.
@@ -161,8 +165,10 @@ def choose_pairs(
     number = itertools.count()
     waiting = [(bound, next(number), _Node((), tuple(pairs)))]
     closed_bytes = best.schedule.peak_bytes
-    orders = 0
-    while waiting and waiting[0][0] < (1 - least_gain) * best.schedule.peak_bytes and orders < most_orders:
+    orders, last = 0, time.process_time() + seconds
+    while waiting and waiting[0][0] < (1 - least_gain) * best.schedule.peak_bytes:
+        if orders >= most_orders or time.process_time() >= last:
+            break
         bound, _, node = heapq.heappop(waiting)
         try:
             found = order(relaxed(problem, node.open, node.taken))
