@@ -24,11 +24,14 @@ from olla_solvers.recomputation.cuts import Choice, Cut, Cuts
 from olla_solvers.recomputation.instance import Instance, prepare
 from olla_solvers.recomputation.problem import RecomputationProblem, Seconds
 
-MOMENTS = 32
-"""Operators of backward at which the bound is looked at."""
+LEAST_MOMENTS, MOMENTS = 8, 64
+"""Operators of backward at which the bound is looked at: in the largest steps, and in small ones."""
+
+MOST_STEPS = 60_000
+"""Operators of the networks that are looked at, together."""
 
 LARGEST = 4
-"""And so many of those that need most by themselves."""
+"""Of these, those that need most by themselves."""
 
 MOST_PRICES = 12
 """Prices tried for one operator."""
@@ -84,7 +87,8 @@ class Bounds:
         sizes = instance.flat.array_bytes
         reads = [sum(sizes[array] for array in read) for read in instance.reads]
         self._alone = [own + read for own, read in zip(self._own, reads, strict=True)]
-        self._networks: dict[OperatorIndex, tuple[Cuts, Cut]] = {}
+        self._networks: dict[OperatorIndex, Cuts] = {}
+        self._least: dict[OperatorIndex, Cut] = {}
 
     def lower_bound(self, budget_bytes: Bytes, deadline: float = math.inf) -> LowerBound:
         """Return the best bound found for a budget; see :func:`lower_bound`."""
@@ -105,15 +109,18 @@ class Bounds:
         """
         instance = self._instance
         late = [operator for operator in instance.problem.order if instance.problem.is_late[operator]]
-        step = max(1, len(late) // MOMENTS)
+        most = max(LEAST_MOMENTS, min(MOMENTS, MOST_STEPS // max(1, len(instance.problem.order))))
+        step = max(1, 2 * len(late) // most)
         largest = sorted(range(len(late)), key=lambda place: -self._alone[late[place]])[:LARGEST]
-        todo = list(dict.fromkeys((*range(0, len(late), step), *largest)))
+        todo = list(dict.fromkeys((*largest, *range(0, len(late), step))))
         values: dict[int, Seconds] = {}
+        found = todo[0] if todo else 0
         while todo:
-            for place in todo:
+            for place in (*largest, found) if not values else (found,):
                 best = self._least_bytes(late[place], best, deadline)
                 if best.is_impossible:
                     return best
+            for place in todo:
                 if not best.price:
                     best = self._at_best_price(late[place], best, deadline)
                 values[place] = self._at_price(late[place], best, deadline)
@@ -124,20 +131,19 @@ class Bounds:
             todo = [
                 place
                 for place in (found - step, found + step)
-                if step and 0 <= place < len(late) and place not in values
+                if step and len(values) < most and 0 <= place < len(late) and place not in values
             ]
         return best
 
     def _least_bytes(self, operator: OperatorIndex, best: LowerBound, deadline: float) -> LowerBound:
         """Return the bound with what an operator proves of the bytes that are needed at all."""
-        _, dearest = self._network(operator, deadline)
-        least = dearest.kept_bytes + self._own[operator]
+        least = self._dearest(operator, deadline).kept_bytes + self._own[operator]
         if least > best.budget_bytes:
             return LowerBound(best.budget_bytes, math.inf, operator, math.inf, least)
         return replace(best, least_bytes=max(least, best.least_bytes))
 
     def _at_price(self, operator: OperatorIndex, best: LowerBound, deadline: float) -> Seconds:
-        cuts, _ = self._network(operator, deadline)
+        cuts = self._network(operator, deadline)
         room = best.budget_bytes - self._own[operator]
         if cuts.free.kept_bytes <= room or not best.price:
             return 0.0
@@ -145,12 +151,13 @@ class Bounds:
 
     def _at_best_price(self, operator: OperatorIndex, before: LowerBound, deadline: float) -> LowerBound:
         """Return the bound of one operator at its best price, if that is more than before."""
-        cuts, high = self._network(operator, deadline)
+        cuts = self._network(operator, deadline)
         room = before.budget_bytes - self._own[operator]
         low = cuts.free
         best_seconds, best_price = 0.0, 0.0
         if low.kept_bytes <= room:
             return before
+        high = self._dearest(operator, deadline)
         for _ in range(MOST_PRICES):
             if low.kept_bytes <= high.kept_bytes:
                 break
@@ -179,12 +186,17 @@ class Bounds:
         workspace_bytes: Bytes = flat.workspace_bytes[operator]
         return made_bytes + workspace_bytes - sum(taken.values())
 
-    def _network(self, operator: OperatorIndex, deadline: float) -> tuple[Cuts, Cut]:
-        """Return the cuts at an operator's first run, and the one that keeps least."""
+    def _network(self, operator: OperatorIndex, deadline: float) -> Cuts:
+        """Return the cuts at an operator's first run."""
         if operator not in self._networks:
-            cuts = Cuts(self._choice(operator), deadline)
-            self._networks[operator] = (cuts, cuts.dearest())
+            self._networks[operator] = Cuts(self._choice(operator), deadline)
         return self._networks[operator]
+
+    def _dearest(self, operator: OperatorIndex, deadline: float) -> Cut:
+        """Return what must be there at an operator's first run at least."""
+        if operator not in self._least:
+            self._least[operator] = self._network(operator, deadline).dearest()
+        return self._least[operator]
 
     def _choice(self, operator: OperatorIndex) -> Choice:
         """Return what an operator and its descendants need of others' results, and how these come to be."""

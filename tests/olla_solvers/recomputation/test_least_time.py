@@ -56,8 +56,8 @@ def test_answers_are_nearly_always_the_fastest_of_all_states():
 
 
 @pytest.mark.slow
-def test_thousands_of_answers_are_valid():
-    possible, fastest = check_seeds(range(200, 5500))
+def test_hundreds_of_answers_are_valid():
+    possible, fastest = check_seeds(range(100, 1000))
     assert fastest >= 0.9 * possible
 
 
