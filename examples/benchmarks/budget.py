@@ -30,7 +30,7 @@ from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.models import build_model, optimizer_by_name
 from olla_fx.options import Options
 from olla_fx.passes.rewrites.probes import Probe
-from olla_fx.recomputing import recomputation_problem
+from olla_fx.recomputation.problem import recomputation_problem
 from olla_fx.rewriting import Rewriting, choose_rewrites
 from olla_solvers.recomputation.least_time import curve
 from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem

@@ -10,12 +10,12 @@ from olla_fx.errors import CaptureError
 from olla_fx.fx_graph import REPEATED
 from olla_fx.passes import run_passes
 from olla_fx.passes.repetitions import OperatorRun, repeat_operators
-from olla_fx.recomputing import recomputation_problem, with_repetitions
+from olla_fx.recomputation.problem import recomputation_problem, with_repetitions
 from olla_fx.rewrites import REWRITES
 from olla_solvers.analysis import peak_bytes
 from olla_solvers.recomputation.problem import Execution
-from tests.olla_fx.dropping import drop, planning_dataflow, problem_of
 from tests.olla_fx.helpers import ADAMW, SmallNet, Written, captured_training, images, sgd, vectors
+from tests.olla_fx.recomputation.dropping import drop, planning_dataflow, problem_of
 
 CPU = torch.device("cpu")
 

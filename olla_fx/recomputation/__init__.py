@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from olla_fx.costs import Costs, DeviceProfile, operator_seconds
 from olla_fx.fx_graph import source_of
+from olla_fx.recomputation.problem import recomputation_problem, with_repetitions
 from olla_fx.recomputed import Recomputed, RecomputedArray
-from olla_fx.recomputing import recomputation_problem, with_repetitions
 from olla_fx.rewriting import Candidate, Rewriting
 from olla_solvers.problem import Array, OperatorIndex
 from olla_solvers.recomputation.least_memory import least_memory

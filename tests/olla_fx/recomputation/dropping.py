@@ -12,7 +12,7 @@ from olla_fx.fx_graph import REPEATED
 from olla_fx.passes import run_passes
 from olla_fx.passes.rewrites import Wanted
 from olla_fx.passes.rewrites.probes import Probe
-from olla_fx.recomputing import recomputation_problem, with_repetitions
+from olla_fx.recomputation.problem import recomputation_problem, with_repetitions
 from olla_fx.rewriting import Candidate, Rewriting
 from olla_solvers.order import order_quickly
 from olla_solvers.problem import ArrayKind

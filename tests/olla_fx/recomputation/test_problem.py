@@ -10,10 +10,10 @@ from torch import nn
 
 import olla_fx
 from olla_fx.errors import BackwardError
-from tests.olla_fx.dropping import Dropping
 from tests.olla_fx.harness import CompiledLoop, OwnLoop, WholeStep, check_inference
 from tests.olla_fx.helpers import ADAMW, MOMENTUM, Written, images, sgd
-from tests.olla_fx.recomputed_models import MODELS, Residual, conv, head, tokens
+from tests.olla_fx.recomputation.dropping import Dropping
+from tests.olla_fx.recomputation.models import MODELS, Residual, conv, head, tokens
 
 
 @pytest.fixture
