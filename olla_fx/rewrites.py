@@ -29,7 +29,7 @@ class Change:
     """One place in which a rewrite has changed a graph.
 
     Attributes:
-        rewrite: its name, among :data:`REWRITES`.
+        rewrite: its name, among :data:`REWRITES`, or that of :mod:`olla_fx.sharing`.
         operator: the operator that needed an array, or made a larger one.
         saved_bytes: of what it needs no more. The peak falls by as much if all of that is alive at it.
         extra_operations: additions and multiplications that are done a second time.

@@ -13,11 +13,15 @@ from functools import partial
 from olla_fx.dataflow import Dataflow, build_dataflow
 from olla_fx.fx_graph import storages_of
 from olla_fx.passes.take_over import arguments_to_write_over, take_over
+from olla_fx.rewrites import Change
 from olla_fx.rewriting import Candidate, Rewriting
 from olla_solvers.graph.bitsets import ancestors
 from olla_solvers.order import order_quickly
 from olla_solvers.problem import ArrayKind, Problem
 from olla_solvers.sharing import Pair, choose_pairs, taken_over
+
+NAME = "results_over_arguments"
+"""What a plan's changes call it."""
 
 SECONDS = 0.2
 """Processor time after which no further order is looked for, and the most that one may take."""
@@ -54,7 +58,11 @@ def choose_sharing(rewriting: Rewriting, candidate: Candidate) -> Candidate:
     if not _waits_as(dataflow.problem, problem):
         return candidate
     names = [problem.operators[operator].name for operator in choice.schedule.order]
-    shared = rewriting.ordered(replace(candidate, dataflow=dataflow, schedule=None), names)
+    changes = candidate.changes + tuple(
+        Change(NAME, arguments[pair][0], problem.arrays[pair[1]].size_bytes) for pair in choice.pairs
+    )
+    shared = replace(candidate, dataflow=dataflow, changes=changes, schedule=None)
+    shared = rewriting.ordered(shared, names)
     return shared if shared.peak_bytes < candidate.peak_bytes else candidate
 
 

@@ -42,6 +42,11 @@ import olla_fx
 from olla_fx.models import build_model, optimizer_by_name
 
 MIB = 1 << 20
+HEADER = (
+    "step", "static", "live", "reserved", "none: peak", "all: peak", "buffer", "recompute", "proven",
+    "none: s", "all: s", "step's time", "inductor", "inductor 0.5", "rewrites",
+)  # fmt: skip
+
 INDUCTOR_BUDGETS = (1.0, 0.5)
 INDUCTOR_SECONDS = 900.0
 SETTLING = 3
@@ -175,6 +180,47 @@ def summary(rows: list[dict[str, Any]], batch: int) -> str:
     return "\n".join(lines)
 
 
+def rows_of(rows: list[dict[str, Any]], batch: int) -> list[dict[str, Any]]:
+    """Return the rows of a batch size; some models need a larger one than the smallest."""
+    return [row for row in rows if row["batch"] == max(batch, SMALLEST_BATCH.get(row["model"], 1))]
+
+
+def measure_all(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure what the command line asks for, and write it down as it comes."""
+    rows = []
+    for batch in options.batch_sizes:
+        for name in options.models:
+            size = max(batch, SMALLEST_BATCH.get(name, 1))
+            rows.append(measure_apart(name, size, options))
+            if options.inductor:
+                rows[-1] |= inductor_apart(name, size)
+            print(*line(rows[-1]), file=sys.stderr)
+            if options.json:
+                options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    return rows
+
+
+def plot(rows: list[dict[str, Any]], batches: Sequence[int], path: Path) -> None:
+    """Draw what each step needs, static arrays included, as a share of what eager reserves."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(batches), figsize=(6 * len(batches), 6), sharex=True, squeeze=False)
+    for axis, batch in zip(axes[0], batches, strict=True):
+        of_batch = rows_of(rows, batch)
+        names = [row["model"].rpartition(":")[2] for row in of_batch]
+        for label in of_batch[0]["plans"]:
+            shares = [1 - saving(row, label, static=True) for row in of_batch]
+            axis.plot(shares, range(len(names)), "o", markersize=5, label=label)
+            axis.axvline(statistics.fmean(shares), color=axis.lines[-1].get_color(), linewidth=0.8)
+        axis.set_yticks(range(len(names)), names)
+        axis.invert_yaxis()
+        axis.set_title(f"batch {batch}: bytes beside eager's reserved")
+        axis.set_xlim(0, 1.02)
+        axis.legend(loc="lower left", fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+
+
 def main() -> int:
     """Plan what the command line asks for."""
     parser = argparse.ArgumentParser(
@@ -188,6 +234,10 @@ def main() -> int:
     parser.add_argument("--inductor", action="store_true", help="ask torch.compile's estimate, too")
     parser.add_argument("--pairs", type=int, default=0, metavar="N", help="time so many pairs of steps, too")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("--plot", type=Path, help="draw the figures into an image file")
+    parser.add_argument(
+        "--from-json", type=Path, metavar="FILE", help="show figures that were written before"
+    )
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -199,26 +249,14 @@ def main() -> int:
             figures["time"] = time_ratio(name, batch, options.pairs)
         print(json.dumps(figures))
         return 0
-    rows = []
-    for batch in options.batch_sizes:
-        for name in options.models:
-            size = max(batch, SMALLEST_BATCH.get(name, 1))
-            rows.append(measure_apart(name, size, options))
-            if options.inductor:
-                rows[-1] |= inductor_apart(name, size)
-            print(*line(rows[-1]), file=sys.stderr)
-            if options.json:
-                options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    header = (
-        "step", "static", "live", "reserved", "none: peak", "all: peak", "buffer", "recompute", "proven",
-        "none: s", "all: s", "step's time", "inductor", "inductor 0.5", "rewrites",
-    )  # fmt: skip
-    print(table(header, [line(row) for row in rows]))
+    rows = json.loads(options.from_json.read_text()) if options.from_json else measure_all(options)
+    print(table(HEADER, [line(row) for row in rows]))
     planned = [row for row in rows if "error" not in row]
     for batch in options.batch_sizes:
-        of_batch = [row for row in planned if max(batch, SMALLEST_BATCH.get(row["model"], 1)) == row["batch"]]
-        if of_batch:
+        if of_batch := rows_of(planned, batch):
             print(summary(of_batch, batch))
+    if options.plot:
+        plot(planned, options.batch_sizes, options.plot)
     worse = [row for row in planned if row["plans"]["all"]["peak_bytes"] > row["plans"]["none"]["peak_bytes"]]
     return 1 if worse or len(planned) < len(rows) else 0
 
