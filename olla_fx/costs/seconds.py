@@ -12,12 +12,17 @@ from __future__ import annotations
 import collections
 from dataclasses import dataclass
 
+import torch
+
 from olla_fx.costs.kinds import kind_of, operator_name
 from olla_fx.costs.measurements import Measurements, read_measurements
 from olla_fx.costs.profiles import DeviceProfile, profile_of
 from olla_fx.costs.work import Work, work_of
 from olla_fx.dataflow import Dataflow
 from olla_fx.fx_graph import is_marker
+
+_COPY = "clone"
+_MUCH = 1 << 30
 
 MEASURED, ESTIMATED = "measured", "estimated"
 
@@ -30,11 +35,19 @@ class Costs:
         seconds: of each operator, in captured order; 0 for the markers of the caller's own loop.
         device: the name of the profile by which they were estimated.
         measured_share: share of the step's seconds that kernels were measured to take, 0 to 1.
+        launch_seconds: of an operator that does nothing.
+        byte_seconds: of reading or writing a byte more.
     """
 
     seconds: tuple[float, ...]
     device: str
     measured_share: float = 0.0
+    launch_seconds: float = 0.0
+    byte_seconds: float = 0.0
+
+    def moving_seconds(self, moved_bytes: int) -> float:
+        """Return the seconds of an operator that only reads and writes so many bytes."""
+        return self.launch_seconds + moved_bytes * self.byte_seconds
 
     @property
     def step_seconds(self) -> float:
@@ -81,7 +94,20 @@ def operator_seconds(
     seconds = tuple(by_kind[kind] for kind in kinds)
     measured_seconds = sum(by_kind[kind] for kind in kinds if kind in measurements)
     step_seconds = sum(seconds)
-    return Costs(seconds, chosen.name, measured_seconds / step_seconds if step_seconds else 0.0)
+    launch, much = (_moving(chosen, ratios, moved_bytes) for moved_bytes in (0, _MUCH))
+    return Costs(
+        seconds,
+        chosen.name,
+        measured_seconds / step_seconds if step_seconds else 0.0,
+        launch,
+        (much - launch) / _MUCH,
+    )
+
+
+def _moving(profile: DeviceProfile, ratios: _Ratios, moved_bytes: int) -> float:
+    """Return the seconds of a copy."""
+    work = Work(0, torch.float32, moved_bytes)
+    return ratios.of(_COPY, work) * profile.seconds(_COPY, work)
 
 
 class _Ratios:

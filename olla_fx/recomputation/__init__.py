@@ -43,7 +43,9 @@ def choose_recomputation(
         raise ValueError("the candidate was not ordered")
     costs = operator_seconds(kept.dataflow, profile)
     probe = rewriting.probe if profile is None else None
-    problem = recomputation_problem(kept.dataflow, kept.schedule.order, costs.seconds, probe)
+    problem = recomputation_problem(
+        kept.dataflow, kept.schedule.order, costs.seconds, probe, costs.moving_seconds
+    )
     answer = least_memory(problem, share * problem.step_seconds)
     if not answer.dropped:
         return candidate

@@ -7,7 +7,7 @@ becomes a graph with repetitions by :func:`with_repetitions`, which is ordered a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -40,6 +40,7 @@ def recomputation_problem(
     order: Sequence[OperatorIndex],
     seconds: Sequence[Seconds],
     probe: Probe | None = None,
+    moving_seconds: Callable[[int], Seconds] | None = None,
 ) -> RecomputationProblem:
     """Say what of a step may run again.
 
@@ -48,6 +49,8 @@ def recomputation_problem(
         order: an order of its operators.
         seconds: of each operator.
         probe: says whether kernels give equal bits; None if none may be used that need this.
+        moving_seconds: of an operator that reads and writes so many bytes; None to take for every repetition
+            what the first run takes.
 
     Returns:
         The problem; nothing of it may run again if the step has no backward. Its order is the given one, but
@@ -68,7 +71,7 @@ def recomputation_problem(
         tuple(map(step.is_late, indices)),
         {operator: writers for operator, writers in must_precede.items() if writers},
         tuple(pair for operator in indices for pair in step.taken_over_by(operator)),
-        tuple(step.again_seconds(operator, taken) for operator, taken in enumerate(seconds)),
+        tuple(step.again_seconds(operator, taken, moving_seconds) for operator, taken in enumerate(seconds)),
     )
 
 
@@ -203,8 +206,14 @@ class _Step:
     def _makes_again(self, operator: OperatorIndex, result: int) -> bool:
         return result == 0 or not self._repeatable.makes_first_alone(self._nodes[operator])
 
-    def again_seconds(self, operator: OperatorIndex, seconds: Seconds) -> Seconds:
+    def again_seconds(
+        self, operator: OperatorIndex, seconds: Seconds, moving_seconds: Callable[[int], Seconds] | None
+    ) -> Seconds:
         """Return the seconds of a repetition: none for a clamp that its batch norm's does, too."""
+        node, made = self._nodes[operator], self._produced[operator][:1]
+        if moving_seconds is not None and self._repeatable.makes_first_alone(node) and made[0] is not None:
+            # It reads its input and writes its result, whatever the first run did beside.
+            return min(seconds, moving_seconds(2 * self._arrays[made[0]].size_bytes))
         written = self._written(operator)
         if len(written) != 1:
             return seconds

@@ -75,8 +75,9 @@ class Sharing:
         held[host] = max(held_bytes, held.get(host, 0))
 
     def note_host(self, host: object) -> None:
-        """Note that others were to run beside what a plan has left."""
-        self._hosts.add(host)
+        """Note that others were to run beside what a plan has left, if there is still such a plan."""
+        if host is not None:
+            self._hosts.add(host)
 
     def is_host(self, owner: object) -> bool:
         """Return True if other plans were to run beside what this one's run holds or has left."""
