@@ -29,6 +29,9 @@ from olla_fx.run.calls import shows_the_model
 from olla_fx.run.stats import StepReport
 from olla_solvers.errors import OptionError
 
+OPTIONS = frozenset({"solver", "time_limit", "rewrites", "recompute", "cache_size_limit"})
+"""The options of :func:`olla_fx.optimize` that the backend takes."""
+
 _pieces: weakref.WeakValueDictionary[int, PlannedPiece] = weakref.WeakValueDictionary()
 """The pieces that Dynamo holds on to, in the order in which it cut them out."""
 _piece_numbers = itertools.count()
@@ -56,7 +59,7 @@ class PlannedPiece:
 
         Args:
             graph_module: Dynamo's.
-            options: ``solver`` and ``time_limit`` of :func:`olla_fx.optimize`.
+            options: those of :data:`OPTIONS`.
         """
         self._piece = DynamoPiece(graph_module)
         self._options = Options(fallback="raise", **options)
@@ -219,7 +222,7 @@ def backend(
     Args:
         graph_module: captured by Dynamo.
         example_inputs: fake; unused, as planning waits for the first call.
-        options: ``torch.compile(..., options={"solver": ..., "time_limit": ...})``.
+        options: ``torch.compile(..., options={"solver": ..., ...})``: those of :data:`OPTIONS`.
 
     Returns:
         The callable that Dynamo calls in the graph's place.
@@ -228,7 +231,8 @@ def backend(
         OptionError: if an option is unknown.
     """
     options = dict(options or {})
-    unknown = sorted(options.keys() - {"solver", "time_limit"})
+    unknown = sorted(options.keys() - OPTIONS)
     if unknown:
-        raise OptionError(f"the backend olla_fx has no option {unknown[0]!r}: solver and time_limit are all")
+        known = ", ".join(sorted(OPTIONS))
+        raise OptionError(f"the backend olla_fx has no option {unknown[0]!r}: one of {known}")
     return PlannedPiece(graph_module, options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -65,14 +65,18 @@ class Recomputed:
             ),
             ("extra time for it, predicted", f"{self.extra_time:.2%} of the step ({self.costs})"),
         ]
-        for kind, measure in _MEASURES.items():
-            for array in sorted(self.arrays, key=measure, reverse=True)[:SHOWN]:
-                made_at = f", made at {array.source}" if array.source else ""
-                share = array.seconds / self.step_seconds if self.step_seconds else 0.0
-                rows.append(
-                    (f"{kind}: {array.name}{made_at}", f"{format_bytes(array.size_bytes)}, {share:.3%}")
-                )
+        for array in self._shown():
+            made_at = f", made at {array.source}" if array.source else ""
+            share = array.seconds / self.step_seconds if self.step_seconds else 0.0
+            figures = f"{format_bytes(array.size_bytes)}, {share:.3%} of the time"
+            rows.append((f"recomputed: {array.name}{made_at}", figures))
         return rows
+
+    def _shown(self) -> list[RecomputedArray]:
+        """Return the dearest arrays and the largest ones."""
+        by_seconds = sorted(self.arrays, key=lambda array: -array.seconds)
+        by_bytes = sorted(self.arrays, key=lambda array: -array.size_bytes)
+        return list(dict.fromkeys((*by_seconds[:SHOWN], *by_bytes[:SHOWN])))
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-ready dictionaries; :meth:`from_json` reads them."""
@@ -88,9 +92,3 @@ class Recomputed:
         fields = dict(document)
         arrays = tuple(RecomputedArray(**array) for array in fields.pop("arrays"))
         return cls(arrays, **fields)
-
-
-_MEASURES: Mapping[str, Callable[[RecomputedArray], float]] = {
-    "dearest to recompute": lambda array: array.seconds,
-    "largest recomputed": lambda array: array.size_bytes,
-}

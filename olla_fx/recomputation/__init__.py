@@ -7,6 +7,7 @@ anew, and taken only if the peak falls by it.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from olla_fx.costs import Costs, DeviceProfile, operator_seconds
@@ -46,7 +47,8 @@ def choose_recomputation(
     problem = recomputation_problem(
         kept.dataflow, kept.schedule.order, costs.seconds, probe, costs.moving_seconds
     )
-    answer = least_memory(problem, share * problem.step_seconds)
+    deadline = time.monotonic() + rewriting.seconds
+    answer = least_memory(problem, share * problem.step_seconds, deadline=deadline)
     if not answer.dropped:
         return candidate
     step = with_repetitions(kept.dataflow, answer.executions, probe)

@@ -234,6 +234,14 @@ def test_a_planned_module_in_a_compiled_model():
     assert_same_gradients(eager, model)
 
 
+def test_recomputation_and_rewrites_are_options():
+    compiled = CompiledLoop(SmallNet(), options={"recompute": 0, "rewrites": "none"}).run(images(2))
+    compiled.assert_served(1)
+    plan = compiled.planned_modules()[0].plan
+    assert not plan.recomputed.operators
+    assert not plan.changes
+
+
 def test_bad_options():
     graph_module = torch.fx.symbolic_trace(mlp())
     with pytest.raises(OptionError, match="no option 'speed'"):

@@ -74,7 +74,7 @@ def test_a_plan_tells_what_it_recomputes(tmp_path):
     rows = dict(planned.rows())
     assert rows["recomputed in backward"].startswith(f"{planned.recomputed.operators} operators")
     assert "estimated for a100" in rows["extra time for it, predicted"]
-    dearest = [name for name in rows if name.startswith("dearest to recompute")]
+    dearest = [name for name in rows if name.startswith("recomputed: ")]
     assert dearest
     assert all("made at" in name for name in dearest)
     planned.save(tmp_path / "plan.json")

@@ -322,3 +322,31 @@ def test_gradients_of_the_step_before_that_the_caller_keeps(buffers):
         kept = ours
         assert planned.stats.counts.outside == 0
     assert_served(planned)
+
+
+def test_gradients_of_a_module_that_is_gone_do_not_stand_in_anothers_way(buffers):
+    """A planned module is dropped while its model's gradients are in the buffer that another one needs."""
+
+    def network():
+        layers = [nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()]
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, 10))
+
+    def train(model, planned, steps):
+        for _ in range(steps):
+            model.zero_grad()
+            F.cross_entropy(planned(x), y).backward()
+
+    x, y = torch.randn(4, 3, 24, 24), torch.randint(10, (4,))
+    gone, other = network(), network()
+    planned_gone, planned_other = (olla_fx.optimize(model, x, solver="none") for model in (gone, other))
+    train(other, planned_other, 3)
+    train(gone, planned_gone, 4)
+    train(other, planned_other, 3)
+    train(gone, planned_gone, 1)
+    expected = [parameter.grad.clone() for parameter in gone.parameters()]
+    del planned_gone
+    gc.collect()
+    train(other, planned_other, 3)
+    assert_served(planned_other)
+    for gradient, parameter in zip(expected, gone.parameters(), strict=True):
+        assert_same(gradient, parameter.grad, "gradient")
