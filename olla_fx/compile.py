@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 
@@ -152,12 +153,13 @@ def _plan_captured(request: CompileRequest, captured: CapturedStep, progress: Pr
         with _timed("passes", seconds, progress):
             candidate = _chosen(request, captured)
         dataflow, changes, recomputed = candidate.dataflow, candidate.changes, candidate.recomputed
+        refused = candidate.refused
         if candidate.schedule is not None:
             names = [operator.name for operator in dataflow.problem.operators]
             request = replace(request, start=[names[operator] for operator in candidate.schedule.order])
     else:
         dataflow, earlier = request.earlier.dataflow, request.earlier.plan
-        changes, recomputed = earlier.changes, earlier.recomputed
+        changes, recomputed, refused = earlier.changes, earlier.recomputed, earlier.refused
         seconds.update(request.earlier.plan.timings)
     # Nothing needs the captured graph again, and a graph is large.
     captured = replace(captured, graph_module=dataflow.graph_module)
@@ -190,6 +192,7 @@ def _plan_captured(request: CompileRequest, captured: CapturedStep, progress: Pr
         gradients_in_buffer=_arrays_of_gradients(captured, dataflow, dataflow.gradients.kept),
         workspaces_recorded=request.problem is not None,
         changes=changes,
+        refused=refused,
         largest=_largest_at_peak(dataflow, problem, memory),
         recomputed=recomputed,
     )
@@ -198,7 +201,14 @@ def _plan_captured(request: CompileRequest, captured: CapturedStep, progress: Pr
 
 def _chosen(request: CompileRequest, captured: CapturedStep) -> Candidate:
     """Return the step after the rewrites that pay, with what is computed again and what is written over."""
-    remember = partial(disk_cache.remembered, captured.device)
+    refused: dict[str, None] = {}
+
+    def remember(question: Mapping[str, Any], ask: Callable[[], bool]) -> bool:
+        agrees = disk_cache.remembered(captured.device, question, ask)
+        if not agrees:
+            refused[next(iter(question))] = None
+        return agrees
+
     probe = Probe(captured.device, request.runs, remember)
     options = request.step.options
     seconds = math.inf if options.time_limit is None else SHARE_OF_CHOICE * options.time_limit
@@ -207,7 +217,7 @@ def _chosen(request: CompileRequest, captured: CapturedStep) -> Candidate:
     candidate = choose_rewrites(rewriting, options.rewrites)
     if captured.mode is not Mode.INFERENCE:
         candidate = choose_recomputation(rewriting, candidate, options.recompute, request.profile)
-    return choose_sharing(rewriting, candidate)
+    return replace(choose_sharing(rewriting, candidate), refused=tuple(refused))
 
 
 def _memory_plan(

@@ -51,6 +51,7 @@ class Candidate:
         schedule: an order of it.
         wanted: the rewrites that it was made with; None for none.
         recomputed: what its backward computes again.
+        refused: what was not done since kernels do not give equal bits here.
     """
 
     dataflow: Dataflow
@@ -58,6 +59,7 @@ class Candidate:
     schedule: Schedule | None = None
     wanted: Wanted | None = None
     recomputed: Recomputed = field(default_factory=Recomputed)
+    refused: tuple[str, ...] = ()
 
     @property
     def peak_bytes(self) -> int:

@@ -64,6 +64,7 @@ class Plan:
         changes: what rewrites have changed in the graph, so that backward keeps less.
         largest: the largest arrays that are alive at the peak.
         recomputed: what backward computes again, so that less is kept.
+        refused: what was not done since a probe has shown that kernels do not give equal bits here.
         update: the plan of the weight update that follows several micro-batches, in the same buffer. The
             figures below are of both.
     """
@@ -82,6 +83,7 @@ class Plan:
     changes: tuple[Change, ...] = ()
     largest: tuple[ArrayAtPeak, ...] = ()
     recomputed: Recomputed = field(default_factory=Recomputed)
+    refused: tuple[str, ...] = ()
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -257,6 +259,8 @@ class Plan:
             rows.append((f"at the peak: {array.name}, {made_at}", format_bytes(array.size_bytes)))
         for name, group in itertools.groupby(self.changes, lambda change: change.rewrite):
             rows.append((f"rewritten: {name.replace('_', ' ')}", _told(list(group))))
+        if self.refused:
+            rows.append(("not used, as kernels' bits differ here", ", ".join(self.refused)))
         rows += self.recomputed.rows()
         eager = self.baseline_with_workspaces or self.baseline
         if eager is not None:
@@ -283,6 +287,7 @@ class Plan:
             "largest": [[array.name, array.size_bytes, array.source] for array in self.largest],
             "changes": [list(dataclasses.astuple(change)) for change in self.changes],
             "recomputed": self.recomputed.to_json(),
+            "refused": list(self.refused),
         }
 
     @classmethod
@@ -314,6 +319,7 @@ class Plan:
                 tuple(Change(*change) for change in document["changes"]),
                 tuple(ArrayAtPeak(str(name), int(size), str(at)) for name, size, at in document["largest"]),
                 Recomputed.from_json(document["recomputed"]),
+                tuple(map(str, document["refused"])),
             )
         except (KeyError, TypeError) as error:
             raise ProblemError(f"the plan lacks {error}") from error

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+import olla_fx
 from olla_fx.dataflow import GradientsInBuffer
+from olla_fx.passes.rewrites import probes
 from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.rewrites import REWRITES
 from olla_fx.rewriting import COSTLY, Rewriting, choose_rewrites
@@ -64,3 +66,15 @@ def test_without_rewrites_there_is_one_graph():
     chosen = choose_rewrites(rewriting_of(random_model(0), images(1, size=32)[0]), ())
     assert chosen.changes == ()
     assert chosen.schedule is None
+
+
+def test_the_report_says_what_kernels_do_not_allow(monkeypatch):
+    monkeypatch.setenv("OLLA_FX_CACHE_DIR", "")
+    monkeypatch.setattr(probes, "_is_equal_in_blocks", lambda *_: False)
+    model = nn.Sequential(nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 4))
+    example = torch.randn(8, 512), torch.randint(4, (8,))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = olla_fx.optimize(model, example, loss_fn=nn.CrossEntropyLoss(), optimizer=optimizer)
+    rows = dict(step.plan.rows())
+    assert rows["not used, as kernels' bits differ here"] == "product in blocks"
+    assert "rewritten: blocked updates" not in rows
