@@ -41,6 +41,7 @@ class Options:
             step runs without one and says why.
         rewrites: ``all``, ``none``, or names among :data:`olla_fx.REWRITES`: rewrites of the step that let
             backward keep less, with the same bits. Where they do not pay, the step is planned without.
+            Results are written over arguments with ``none``, too.
         recompute: the share of the step's time that may be spent on computing again, in backward, what would
             else be kept since forward, with the same bits: 0.01 is one per cent; 0 keeps everything.
         loss_chunks: compute the last linear layer and a cross entropy of its outputs, forward and backward,
