@@ -187,7 +187,7 @@ def _plan_captured(request: CompileRequest, captured: CapturedStep, progress: Pr
         problem,
         memory,
         timings=seconds,
-        recomputed_operators=captured.recomputed,
+        checkpointed_operators=captured.recomputed,
         gradients=_gradients_outside(captured, dataflow),
         gradients_in_buffer=_arrays_of_gradients(captured, dataflow, dataflow.gradients.kept),
         workspaces_recorded=request.problem is not None,

@@ -96,12 +96,12 @@ class Again:
     Attributes:
         target: the operator.
         args: its arguments, nodes of the graph of the first run and numbers.
-        channels_last: how its input lies in memory, for the probe.
+        source: the fake value of its input, for the probe.
     """
 
     target: Any
     args: tuple[Any, ...]
-    channels_last: bool
+    source: torch.Tensor
 
 
 def normalized_again(norm: fx.Node, activation: fx.Node | None = None) -> Again | None:
@@ -124,12 +124,11 @@ def normalized_again(norm: fx.Node, activation: fx.Node | None = None) -> Again 
         return None
     if any(value.dtype != torch.float32 or value.device.type != "cpu" for value in values):
         return None
-    channels_last = _is_channels_last(values[0])
-    if channels_last is None or not all(value.is_contiguous() for value in values[1:]):
+    if _is_channels_last(values[0]) is None or not all(value.is_contiguous() for value in values[1:]):
         return None
     if norm.meta["val"][0].stride() != values[0].stride():
         return None
-    return Again(batch_norm_again, (source, weight, bias, results[1], results[2], *limits), channels_last)
+    return Again(batch_norm_again, (source, weight, bias, results[1], results[2], *limits), values[0])
 
 
 def clamp_while_normalizing(graph: fx.Graph) -> None:

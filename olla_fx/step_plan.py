@@ -53,7 +53,7 @@ class Plan:
         baseline: what eager PyTorch needs for the same step, workspaces aside; None if nobody asked.
         timings: seconds a stage: ``capture``, ``passes`` (the choice of rewrites with them), ``order``,
             ``place``, ``emit``.
-        recomputed_operators: operators that run a second time because the model checkpoints activations.
+        checkpointed_operators: operators that run a second time because the model checkpoints activations.
         gradients: the arrays of gradients that are outside the buffer, or are added to what is there:
             the caller's, in a loop of their own, and those that micro-batches add up.
         gradients_in_buffer: those that are the caller's and lie in the buffer.
@@ -73,7 +73,7 @@ class Plan:
     memory: MemoryPlan
     baseline: Baseline | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
-    recomputed_operators: int = 0
+    checkpointed_operators: int = 0
     gradients: tuple[str, ...] = ()
     gradients_in_buffer: tuple[str, ...] = ()
     baseline_with_workspaces: Baseline | None = None
@@ -252,8 +252,8 @@ class Plan:
             ]
         if self.workspaces_recorded:
             rows.append(("largest workspace, in the buffer", format_bytes(self.workspace_bytes)))
-        if self.recomputed_operators:
-            rows.append(("operators recomputed for checkpoints", f"{self.recomputed_operators:,}"))
+        if self.checkpointed_operators:
+            rows.append(("operators recomputed for checkpoints", f"{self.checkpointed_operators:,}"))
         for array in self.largest:
             made_at = f"made at {array.source}" if array.source else "made in backward"
             rows.append((f"at the peak: {array.name}, {made_at}", format_bytes(array.size_bytes)))
@@ -278,7 +278,7 @@ class Plan:
             "baseline": _baseline_to_json(self.baseline),
             "baseline_with_workspaces": _baseline_to_json(self.baseline_with_workspaces),
             "timings": dict(self.timings),
-            "recomputed_operators": self.recomputed_operators,
+            "checkpointed_operators": self.checkpointed_operators,
             "gradients": list(self.gradients),
             "gradients_in_buffer": list(self.gradients_in_buffer),
             "workspaces_recorded": self.workspaces_recorded,
@@ -309,7 +309,7 @@ class Plan:
                 memory,
                 _baseline_from_json(document["baseline"]),
                 dict(document["timings"]),
-                int(document["recomputed_operators"]),
+                int(document["checkpointed_operators"]),
                 tuple(map(str, document["gradients"])),
                 tuple(map(str, document["gradients_in_buffer"])),
                 _baseline_from_json(document["baseline_with_workspaces"]),

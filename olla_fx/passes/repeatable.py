@@ -1,9 +1,10 @@
 """Says which operators of forward may run a second time in backward with the same bits, and what runs then.
 
 An operator may if it computes the same from what is still there. That excludes what draws random numbers,
-what writes to a tensor of the caller's, and what reads something that forward overwrites later. Collectives
-and operators of other libraries are excluded, since they may do more than their schemas say; so is what is
-on another device. Two kinds have a form of their own for the second time:
+what writes to a tensor of the caller's, what reads something that forward overwrites later, and on
+accelerators what adds up in any sequence. Collectives and operators of other libraries are excluded, since
+they may do more than their schemas say; so is what is on another device. Two kinds have a form of their own
+for the second time:
 
 * **Batch norms** that :mod:`olla_fx.normalization` can make again from the mean and deviation that backward
   keeps anyway are made so, in one pass and with the clamp behind them. Others with running statistics run
@@ -48,6 +49,22 @@ aten = torch.ops.aten
 SMALL_BYTES = 64 * 1024
 """Of a tensor of the caller's that is as large, a copy may be kept for backward."""
 
+_ADD_IN_ANY_SEQUENCE = {
+    aten.bincount,
+    aten.cumsum,
+    aten.histc,
+    aten.index_add,
+    aten.index_add_,
+    aten.index_put,
+    aten.index_put_,
+    aten.index_reduce,
+    aten.scatter_add,
+    aten.scatter_add_,
+    aten.scatter_reduce,
+    aten.scatter_reduce_,
+}
+"""Operators of which an accelerator's kernels may sum up in another sequence each time."""
+
 _NAMESPACES = frozenset({"aten", "mkldnn", "olla_fx", "torchvision"})
 
 RUNNING_MEAN, _IS_TRAINING = 3, 5
@@ -69,6 +86,7 @@ class Repeatable:
             device: the one that is planned.
             probe: says whether kernels give equal bits; None if none may be used that need this.
         """
+        self._probe = probe
         self._again = {} if probe is None else _made_from_statistics(graph, probe)
         self.backward = first_of_backward(graph)
         self.position = {node: index for index, node in enumerate(graph.nodes)}
@@ -113,11 +131,19 @@ class Repeatable:
             return False
         if draws_random_numbers(node) and not is_replayed(node):
             return False
-        if not self._is_planned(node):
+        if self._device.type != "cpu" and target.overloadpacket in _ADD_IN_ANY_SEQUENCE:
             return False
-        if not _makes_or_writes(node):
+        if not self._is_planned(node) or not _makes_or_writes(node) or not self._is_equal(node):
             return False
         return self._own(node).isdisjoint(self._static) and all(map(self._stays, self.sources(node)))
+
+    def _is_equal(self, node: fx.Node) -> bool:
+        """Return False for a batch norm whose repetition would have other bits."""
+        if self._probe is None or not has_statistics(node) or node in self._again:
+            return True
+        if node.target is not aten._native_batch_norm_legit.default:
+            return True
+        return self._probe.equal_without_statistics(node.all_input_nodes[0].meta["val"])
 
     def from_statistics(self, node: fx.Node) -> Again | None:
         """Return what makes a batch norm's result again from its statistics; None for others."""
@@ -199,7 +225,7 @@ def _made_from_statistics(graph: fx.Graph, probe: Probe) -> dict[fx.Node, Again]
     return {
         node: what
         for node, what in again.items()
-        if what is not None and probe.equal_from_statistics(what.channels_last)
+        if what is not None and probe.equal_from_statistics(what.source)
     }
 
 

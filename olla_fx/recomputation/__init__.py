@@ -7,10 +7,12 @@ anew, and taken only if the peak falls by it.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 
 from olla_fx.costs import Costs, DeviceProfile, operator_seconds
+from olla_fx.errors import CaptureError
 from olla_fx.fx_graph import source_of
 from olla_fx.recomputation.problem import recomputation_problem, with_repetitions
 from olla_fx.recomputed import Recomputed, RecomputedArray
@@ -18,6 +20,8 @@ from olla_fx.rewriting import Candidate, Rewriting
 from olla_solvers.problem import Array, OperatorIndex
 from olla_solvers.recomputation.least_memory import least_memory
 from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem
+
+logger = logging.getLogger(__name__)
 
 LEAST_GAIN = 0.01
 """Share of the peak that recomputation must save."""
@@ -51,7 +55,11 @@ def choose_recomputation(
     answer = least_memory(problem, share * problem.step_seconds, deadline=deadline)
     if not answer.dropped:
         return candidate
-    step = with_repetitions(kept.dataflow, answer.executions, probe)
+    try:
+        step = with_repetitions(kept.dataflow, answer.executions, probe)
+    except CaptureError as error:
+        logger.warning("nothing of the step is recomputed: %s", error)
+        return candidate
     repeated = rewriting.ordered(Candidate(step.dataflow, candidate.changes), step.order)
     candidate = rewriting.ordered(candidate)
     if repeated.peak_bytes > (1 - LEAST_GAIN) * candidate.peak_bytes:

@@ -14,6 +14,7 @@ import torch
 import olla_fx
 from olla_fx import torch_compat
 from olla_fx.models import build_model
+from olla_solvers.place.search import compilation_seconds
 
 MIB = 2**20
 
@@ -44,6 +45,13 @@ def plan_meta(name, batch_size):
     )
 
 
+@pytest.fixture(scope="module")
+def compiled_search():
+    """Compile the search of placements now, on whose time a plan of a new machine would wait but some seconds."""
+    compilation_seconds()
+
+
+@pytest.mark.usefixtures("compiled_search")
 @pytest.mark.parametrize("name", WITHOUT_WORKSPACES)
 def test_planned_peak_at_batch_1(name):
     plan = plan_meta(name, 1)

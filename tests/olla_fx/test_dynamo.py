@@ -266,7 +266,7 @@ def test_a_checkpoint_with_dropout_draws_its_masks_again():
 
     pair = CompiledLoop(Checkpointed()).run(vectors(5))
     pair.assert_served(1)
-    assert pair.planned_modules()[0].plan.recomputed_operators > 0
+    assert pair.planned_modules()[0].plan.checkpointed_operators > 0
 
 
 def test_models_of_one_graph_in_turn():

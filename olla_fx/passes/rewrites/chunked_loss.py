@@ -231,7 +231,7 @@ def _gradients_of(gradient: fx.Node, hidden: fx.Node, weight: fx.Node) -> Gradie
             if not is_matrix or len(kinds) != 1 or kinds[0][0] in found:
                 return None
             found.update(kinds)
-    return Gradients(*(found.get(name) for name in Gradients._fields)) if found else None
+    return Gradients(found.get("hidden"), found.get("weight"), found.get("bias")) if found else None
 
 
 def _is_product(product: fx.Node, transposed: fx.Node, hidden: fx.Node) -> bool:
@@ -305,7 +305,7 @@ def _replace(head: _Head, above: fx.Node | None) -> None:
     forward = _inserter(old.loss, like=old.log_softmax)
     if above is not None:
         backward = _inserter(old.loss, like=old.gradient)
-        losses, gradients = chunked.at_once(forward, backward, layer._replace(above=above))
+        losses, gradients = chunked.at_once(forward, backward, Layer(*layer[:-1], above))
     else:
         losses = chunked.forward(forward, layer)
         gradients = chunked.backward(_inserter(old.loss_backward, like=old.gradient), layer, losses.total)

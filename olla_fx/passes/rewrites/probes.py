@@ -18,7 +18,12 @@ import torch
 from olla_fx.kernels import cpu_kernels
 from olla_fx.normalization import batch_norm_again
 
+aten = torch.ops.aten
+
 _SEED = 0x0117A
+
+FEW = 2
+"""Images of a batch whose normalisation is compared: the kernels go through one after the other alike."""
 
 
 Remember: TypeAlias = Callable[[dict[str, Any], Callable[[], bool]], bool]
@@ -66,21 +71,45 @@ class Probe:
         }
         return not self.runs or self.remember({**question, **settings}, ask)
 
-    def equal_from_statistics(self, channels_last: bool) -> bool:
+    def equal_from_statistics(self, source: torch.Tensor) -> bool:
         """Return True if a batch norm made again from its statistics has the bits of the first run.
 
         Args:
-            channels_last: True if that is how its input lies in memory; else it is contiguous.
+            source: of the layout and type of its input; its values are not read.
         """
-        question = {
-            "batch norm from statistics": "channels last" if channels_last else "contiguous",
-            "instructions": torch.backends.cpu.get_cpu_capability(),
-        }
         if not self.runs:
             return True
-        if cpu_kernels() is None:
-            return False
-        return self.remember(question, partial(_is_equal_from_statistics, channels_last))
+        images = source[:FEW]
+        question = {"batch norm from statistics": layout(images)}
+        return cpu_kernels() is not None and self.agrees(question, lambda: self._is_made_again(images))
+
+    def equal_without_statistics(self, source: torch.Tensor) -> bool:
+        """Return True if a batch norm without running statistics has the bits of one that updates them.
+
+        Args:
+            source: of the layout and type of its input; its values are not read.
+        """
+        images = source[:FEW]
+        question = {"batch norm without statistics": layout(images)}
+        return self.agrees(question, lambda: self._is_normalized_alike(images))
+
+    def _is_made_again(self, images: torch.Tensor) -> bool:
+        x, (weight, bias) = self.random(images), self._affine(images)
+        with torch.no_grad():
+            first, mean, inverse = aten._native_batch_norm_legit.no_stats(x, weight, bias, True, 0.1, 1e-5)
+            again = batch_norm_again(x, weight, bias, mean, inverse, -math.inf, math.inf)
+        return same_bits(first, again)
+
+    def _is_normalized_alike(self, images: torch.Tensor) -> bool:
+        x, (weight, bias), running = self.random(images), self._affine(images), self._affine(images)
+        with torch.no_grad():
+            first = aten._native_batch_norm_legit(x, weight, bias, *running, True, 0.1, 1e-5)
+            again = aten._native_batch_norm_legit.no_stats(x, weight, bias, True, 0.1, 1e-5)
+        return all(map(same_bits, first, again))
+
+    def _affine(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return two arrays of random numbers, one for each channel."""
+        return self.random(torch.empty(2, images.shape[1], dtype=images.dtype, device="meta")).unbind()
 
     def _product_is_equal(self, left: torch.Tensor, right: torch.Tensor, rows: int) -> bool:
         return _is_equal_in_blocks(self.random(left), self.random(right), rows)
@@ -106,23 +135,6 @@ def _is_equal_in_blocks(left: torch.Tensor, right: torch.Tensor, rows: int) -> b
         whole = left @ right
         starts = range(0, left.shape[0], rows)
         return all(same_bits(left[at : at + rows] @ right, whole[at : at + rows]) for at in starts)
-
-
-def _is_equal_from_statistics(channels_last: bool) -> bool:
-    """Compare batch norms, of some sizes that fill vectors and some that do not, bit by bit."""
-    order = torch.channels_last if channels_last else torch.contiguous_format
-    generator = torch.Generator().manual_seed(_SEED)
-    for batch, channels, size in ((4, 37, 15), (2, 64, 28), (3, 24, 7)):
-        x = torch.randn(batch, channels, size, size, generator=generator).contiguous(memory_format=order)
-        weight, bias = torch.randn(2, channels, generator=generator)
-        with torch.no_grad():
-            first, mean, inverse = torch.ops.aten._native_batch_norm_legit.no_stats(
-                x, weight, bias, True, 0.1, 1e-5
-            )
-            again = batch_norm_again(x, weight, bias, mean, inverse, -math.inf, math.inf)
-        if not same_bits(first, again):
-            return False
-    return True
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

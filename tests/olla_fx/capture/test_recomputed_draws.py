@@ -97,7 +97,7 @@ def assert_same_as_eager(model):
         own.zero_grad()
         own.run_loop(loop)
     own.assert_served()
-    assert own.step.plan.recomputed_operators > 0
+    assert own.step.plan.checkpointed_operators > 0
     WholeStep(model, sgd, (x, y)).run(batches(3))
     return own
 
@@ -138,7 +138,7 @@ def test_one_state_is_kept_for_each_checkpoint_that_draws():
 def test_no_state_is_kept_without_checkpoints():
     pair = OwnLoop(Recomputed(several, lambda function, x: function(x)), batches(1)[0][0]).run(batches(3))
     assert not states_in(pair)
-    assert pair.step.plan.recomputed_operators == 0
+    assert pair.step.plan.checkpointed_operators == 0
 
 
 def test_results_are_kept_if_a_cuda_graph_is_asked_for():
@@ -188,7 +188,7 @@ def recomputed(function):
     pair = OwnLoop(
         Written(lambda self, x: function(self.layer(x)), layer=nn.Linear(16, 16)), batches(1)[0][0]
     )
-    return pair.run(batches(2)).step.plan.recomputed_operators
+    return pair.run(batches(2)).step.plan.checkpointed_operators
 
 
 def test_only_what_a_checkpoint_runs_again_counts_as_recomputed():

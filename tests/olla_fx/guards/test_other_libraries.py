@@ -64,7 +64,7 @@ def test_activation_checkpointing():
     model = transformer("gpt2", "AutoModelForCausalLM", n_layer=2, n_embd=16, n_head=2, use_cache=False)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     batches = [(torch.randint(1, 32, (2, 8)), torch.randint(32, (2, 8))) for _ in range(4)]
-    assert train(model, batches).step.plan.recomputed_operators > 20
+    assert train(model, batches).step.plan.checkpointed_operators > 20
 
 
 def test_mixtures_of_experts():

@@ -9,6 +9,7 @@ from olla_fx.dataflow import build_dataflow
 from olla_fx.errors import CaptureError
 from olla_fx.fx_graph import REPEATED
 from olla_fx.passes import run_passes
+from olla_fx.passes.repeatable import Repeatable
 from olla_fx.passes.repetitions import OperatorRun, repeat_operators
 from olla_fx.recomputation.problem import recomputation_problem, with_repetitions
 from olla_fx.rewrites import REWRITES
@@ -79,6 +80,23 @@ def test_what_reads_what_forward_overwrites_runs_once():
     made = makers_by_target(model, vectors(1)[0])
     assert ("addmm.default", ["addmm.default", "exp_.default"]) in made
     assert ("add.Tensor", []) in made
+
+
+def sums_by_index(self, x):
+    hidden = self.first(x).relu()
+    rows = torch.arange(x.shape[0], device=x.device)
+    return self.last(torch.zeros_like(hidden).index_add(0, rows, hidden).tanh())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_adds_up_in_any_sequence_runs_again_on_the_cpu_alone(device, monkeypatch):
+    monkeypatch.setattr(Repeatable, "_is_planned", lambda *_: True)
+    model = Written(sums_by_index, first=nn.Linear(6, 8), last=nn.Linear(8, 3))
+    graph = planning_dataflow(captured_training(model, vectors(1)[0])).graph_module.graph
+    repeatable = Repeatable(graph, torch.device(device), None)
+    again = {node.name for node in graph.nodes if repeatable.may_run_again(node)}
+    assert {"relu", "tanh"} <= again
+    assert ("index_add" in again) == (device == "cpu")
 
 
 def test_nothing_runs_again_without_a_backward():

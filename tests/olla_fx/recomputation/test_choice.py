@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 import olla_fx
+from olla_fx import recomputation
 from olla_fx.costs import PROFILES
+from olla_fx.errors import CaptureError
 from olla_fx.step_plan import Plan
 from olla_solvers.errors import OptionError
 from tests.olla_fx.harness import OwnLoop, WholeStep
@@ -48,6 +50,17 @@ def test_more_time_needs_less_memory():
         assert planned.is_optimal
         assert bool(planned.recomputed.operators) == (share > 0)
         assert planned.recomputed.saved_bytes == peaks[0] - planned.peak_bytes
+
+
+def test_a_graph_that_takes_no_repetition_is_planned_without(monkeypatch, caplog):
+    def refuse(*_):
+        raise CaptureError("relu cannot run again")
+
+    monkeypatch.setattr(recomputation, "with_repetitions", refuse)
+    planned = plan(0.3, baseline=False, device_profile="a100")
+    assert not planned.recomputed.operators
+    assert planned.peak_bytes == plan(0, baseline=False).peak_bytes
+    assert "nothing of the step is recomputed: relu cannot run again" in caplog.text
 
 
 def test_a_whole_step_has_eagers_bits():

@@ -123,11 +123,13 @@ def test_inference():
     assert_served(step)
 
 
-@pytest.mark.parametrize(("rewrites", "recorded"), [("none", (9, 24, 5)), ("all", (9, 24, 5, 13))])
-def test_new_sizes_are_served_at_their_first_call(rewrites, recorded):
-    """With rewrites the first plan's graph is another one, whose recording tells nothing of the family's."""
+@pytest.mark.parametrize(
+    ("options", "recorded"), [({"rewrites": "none", "recompute": 0}, (9, 24, 5)), ({}, (9, 24, 5, 13))]
+)
+def test_new_sizes_are_served_at_their_first_call(options, recorded):
+    """If the first plan's graph was changed for its sizes, its recording tells nothing of the family's."""
     torch.manual_seed(0)
-    pair = WholeStep(Encoder(0.1, layers=2), ADAMW, words(4, 9), word_loss, rewrites=rewrites)
+    pair = WholeStep(Encoder(0.1, layers=2), ADAMW, words(4, 9), word_loss, **options)
     for length in recorded:
         pair.train(words(4, length))
     for length in (7, 30, 12, 40, 17, 3, 2):
@@ -140,7 +142,7 @@ def test_new_sizes_are_served_at_their_first_call(rewrites, recorded):
 def test_a_request_beyond_the_prediction_is_recorded_again():
     torch.manual_seed(0)
     pair = WholeStep(Encoder(), ADAMW, words(4, 9), word_loss)
-    for length in (9, 24, 5):
+    for length in (9, 24, 5, 13):
         pair.train(words(4, length))
     (family,) = pair.step._plans.families._families
     recorded = family.recordings._predict
