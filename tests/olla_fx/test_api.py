@@ -47,7 +47,7 @@ def plan_meta(name, batch_size):
 
 @pytest.fixture(scope="module")
 def compiled_search():
-    """Compile the search of placements now, on whose time a plan of a new machine would wait but some seconds."""
+    """Compile the search of placements, for which a plan on a new machine waits some seconds at most."""
     compilation_seconds()
 
 
