@@ -37,7 +37,7 @@ from typing import Any, TextIO
 
 import torch
 from zoo_models import FAMILIES, MASKED, names_of
-from zoo_training import PASS, Row, first_line, try_model
+from zoo_training import PASS, Row, Training, first_line, try_model
 from zoo_transformers import MASKS
 
 from olla_fx.models import OPTIMIZERS, import_torchvision
@@ -76,6 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--names", nargs="+", default=["*"], metavar="PATTERN", help="such as 'resnet*'")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd-momentum")
     parser.add_argument("--solver", default="none", help="none: greedy orders and placements alone")
+    parser.add_argument("--recompute", type=float, metavar="SHARE", help="of a step's time")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--time-limit", type=float, default=300.0, metavar="SECONDS", help="for each model")
     parser.add_argument(
         "--memory", type=float, default=0.0, metavar="GIB", help="for each model; 0: no limit"
@@ -135,6 +137,13 @@ def _innermost(stack: TextIO) -> str:
     return "{}:{}, {}".format(*frames[0]) if frames else "no Python code"
 
 
+def _training(options: argparse.Namespace) -> Training:
+    planning: dict[str, Any] = {"solver": options.solver}
+    if options.recompute is not None:
+        planning["recompute"] = options.recompute
+    return Training(options.optimizer, getattr(torch, options.dtype), planning)
+
+
 def _child(sending: Connection, stack: TextIO, family: str, name: str, options: argparse.Namespace) -> None:
     # Just before this process will be ended.
     faulthandler.dump_traceback_later(0.95 * options.time_limit, file=stack)
@@ -144,7 +153,7 @@ def _child(sending: Connection, stack: TextIO, family: str, name: str, options: 
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     row = Row(name, family)
     try:
-        try_model(row, options.optimizer, options.solver)
+        try_model(row, _training(options))
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         row.status = "error"

@@ -8,8 +8,9 @@ equal to itself.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -40,6 +41,7 @@ class Row:
         reason: why, for people; empty when it passed.
         parameters: how many numbers it learns.
         operators: of the planned step.
+        recomputed: how many of them run a second time.
         static_bytes: of parameters, buffers, optimizer state and inputs.
         buffer_bytes: of the planned buffer.
         served: requests that the buffer served in the second step.
@@ -55,6 +57,7 @@ class Row:
     reason: str = ""
     parameters: int = 0
     operators: int = 0
+    recomputed: int = 0
     static_bytes: int = 0
     buffer_bytes: int = 0
     served: int = 0
@@ -64,25 +67,49 @@ class Row:
     seconds: float = 0.0
 
 
-def try_model(row: Row, optimizer: str, solver: str) -> None:
+@dataclass(frozen=True)
+class Training:
+    """How models are trained.
+
+    Attributes:
+        optimizer: its name.
+        dtype: of parameters and images.
+        planning: options of :func:`olla_fx.optimize`.
+    """
+
+    optimizer: str
+    dtype: torch.dtype = torch.float32
+    planning: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self, row: Row) -> tuple[ModelCase, torch.optim.Optimizer]:
+        """Return a model with its inputs, and an optimizer of its parameters."""
+        case = build(row.family, row.name)
+        model = case.model.to(self.dtype)
+        inputs = tuple(item.to(self.dtype) if item.is_floating_point() else item for item in case.inputs)
+        return replace(case, model=model, inputs=inputs), optimizer_by_name(
+            self.optimizer, model.parameters(), lr=LEARNING_RATE
+        )
+
+
+def try_model(row: Row, training: Training) -> None:
     """Train a model in eager and planned, and fill in what came of it."""
     try:
-        expected = train_eager(row, optimizer)
+        expected = train_eager(row, training)
     except Exception as error:
         row.status, row.reason = "eager fails", f"{type(error).__name__}: {first_line(error)}"
         return
     try:
-        given = train_planned(row, optimizer, solver)
+        given = train_planned(row, training)
     except OllaError as error:
         row.status, row.reason = "refused", f"{type(error).__name__}: {error}"
-        calls = PlannedCalls(Options(solver=solver))
-        different = difference(row, optimizer, expected, train_eager(row, optimizer, calls))
+        calls = PlannedCalls(Options(**training.planning))
+        different = difference(row, training, expected, train_eager(row, training, calls))
         if different is not None:
             row.reason += f" (left to eager: {': '.join(different)})"
         elif not calls.plans:
             row.status = EAGER
         return
-    different = difference(row, optimizer, expected, given)
+    different = difference(row, training, expected, given)
     if different is not None:
         row.status, row.reason = different
     elif not row.reason:
@@ -90,23 +117,22 @@ def try_model(row: Row, optimizer: str, solver: str) -> None:
 
 
 def difference(
-    row: Row, optimizer: str, expected: dict[str, str], given: dict[str, str]
+    row: Row, training: Training, expected: dict[str, str], given: dict[str, str]
 ) -> tuple[str, str] | None:
     """Return in a word and in a sentence how a training differs from eager; None if it does not."""
     different = [name for name in expected if expected[name] != given.get(name)]
     if expected.keys() == given.keys() and not different:
         return None
-    again = train_eager(row, optimizer)
+    again = train_eager(row, training)
     unstable = [name for name in expected if expected[name] != again[name]]
     first = next(iter(unstable or different or expected.keys() ^ given.keys()))
     reason = f"{len(unstable or different)} of {len(expected)} differ, the first is {first}"
     return "eager not deterministic" if unstable else "differs", reason
 
 
-def train_eager(row: Row, optimizer_name: str, calls: PlannedCalls | None = None) -> dict[str, str]:
+def train_eager(row: Row, training: Training, calls: PlannedCalls | None = None) -> dict[str, str]:
     """Train in eager, or with calls planned as the callbacks do; return fingerprints of what it changes."""
-    case = build(row.family, row.name)
-    optimizer = optimizer_by_name(optimizer_name, case.model.parameters(), lr=LEARNING_RATE)
+    case, optimizer = training.build(row)
     if calls is not None:
         calls.add({"": case.model})
     prints = {}
@@ -121,12 +147,13 @@ def train_eager(row: Row, optimizer_name: str, calls: PlannedCalls | None = None
     return prints | fingerprints(case, optimizer)
 
 
-def train_planned(row: Row, optimizer_name: str, solver: str) -> dict[str, str]:
+def train_planned(row: Row, training: Training) -> dict[str, str]:
     """Train in planned steps; likewise, and put the counts of the last step into the row."""
-    case = build(row.family, row.name)
+    case, optimizer = training.build(row)
     row.parameters = sum(parameter.numel() for parameter in case.model.parameters())
-    optimizer = optimizer_by_name(optimizer_name, case.model.parameters(), lr=LEARNING_RATE)
-    step = olla_fx.optimize(case.model, case.inputs, loss_fn=case.loss_fn, optimizer=optimizer, solver=solver)
+    step = olla_fx.optimize(
+        case.model, case.inputs, loss_fn=case.loss_fn, optimizer=optimizer, **training.planning
+    )
     prints = {}
     for index, batch in enumerate(_batches(case), 1):
         torch.manual_seed(SEED + index)
@@ -135,7 +162,7 @@ def train_planned(row: Row, optimizer_name: str, solver: str) -> dict[str, str]:
         prints[f"loss of step {index}"] = fingerprint(loss)
         row.losses.append(float(loss))
     counts, plan = step.stats.counts, step.plan
-    row.operators = len(plan.problem.operators)
+    row.operators, row.recomputed = len(plan.problem.operators), plan.recomputed.operators
     row.static_bytes, row.buffer_bytes = plan.static_bytes, plan.buffer_bytes
     row.served, row.outside, row.worker_requests = (
         counts.served, counts.outside, counts.requests_on_worker_threads,
