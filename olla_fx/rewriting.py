@@ -1,7 +1,7 @@
 """Chooses among a step's rewrites those that pay: graph → graph, dataflow and a first order.
 
 A rewrite lets backward keep less, but whether the peak falls by it shows in an order alone. So a few
-selections are ordered for a second at most, by :func:`olla_solvers.order.order_quickly`:
+selections are ordered quickly, by :func:`olla_solvers.order.order_quickly`:
 
 * all rewrites, with gradients in blocks if the peak falls without these gradients;
 * without those that take time, another pass over an array or a product, unless the peak rises;

@@ -13,8 +13,9 @@ the captured graph, ``all`` that with every rewrite that pays; ``--alone`` adds 
 With ``--inductor`` the same step's peak by ``torch.compile``'s estimate stands beside
 (``inductor_memory.py``), with its default settings and with ``activation_memory_budget=0.5``.
 
-With ``--pairs`` real steps of both plans are timed as well, one right after the other, in processor time of
-one thread, and the median of their ratios is printed.
+With ``--pairs`` real steps of both plans (the second one with the largest share of ``--recompute``, on this
+device) are timed as well, one right after the other, in processor time of one thread, and the median of their
+ratios is printed.
 
 A saving is against what eager reserves (model of the caching allocator), with the static arrays on both
 sides; in brackets without. The exit status is 1 if a step needs more with rewrites than without, or fails.
@@ -57,7 +58,7 @@ def measure(name: str, batch: int, alone: bool, shares: Sequence[float], device:
     """Plan one model's step in this process, with several choices of rewrites and of recomputation."""
     choices = {"none": ("none", 0.0), "all": ("all", 0.0)}
     choices |= {rewrite: (rewrite, 0.0) for rewrite in olla_fx.REWRITES} if alone else {}
-    choices |= {f"{share:.0%}": ("all", share) for share in shares}
+    choices |= {f"{100 * share:g}%": ("all", share) for share in shares}
     plans: dict[str, Any] = {}
     result: dict[str, Any] = {"plans": plans}
     for label, (rewrites, share) in choices.items():
@@ -97,15 +98,20 @@ def measure(name: str, batch: int, alone: bool, shares: Sequence[float], device:
     }
 
 
-def time_ratio(name: str, batch: int, pairs: int) -> float:
+def time_ratio(name: str, batch: int, pairs: int, share: float) -> float:
     """Return how long a rewritten step takes beside one that is not; the median of some pairs."""
     torch.set_num_threads(1)
     steps = []
-    for rewrites in ("none", "all"):
+    for rewrites, recompute in (("none", 0.0), ("all", share)):
         case = build_model(name, batch_size=batch, tokens=TOKENS)
         optimizer = optimizer_by_name("sgd", case.model.parameters())
         step = olla_fx.optimize(
-            case.model, case.inputs, loss_fn=case.loss_fn, optimizer=optimizer, rewrites=rewrites, recompute=0
+            case.model,
+            case.inputs,
+            loss_fn=case.loss_fn,
+            optimizer=optimizer,
+            rewrites=rewrites,
+            recompute=recompute,
         )
         steps.append(functools.partial(step, *case.inputs))
         for _ in range(SETTLING):
@@ -246,7 +252,7 @@ def main() -> int:
         shares = options.recompute
         figures = measure(name, batch, options.alone, shares, options.device)
         if options.pairs:
-            figures["time"] = time_ratio(name, batch, options.pairs)
+            figures["time"] = time_ratio(name, batch, options.pairs, max(shares, default=0.0))
         print(json.dumps(figures))
         return 0
     rows = json.loads(options.from_json.read_text()) if options.from_json else measure_all(options)

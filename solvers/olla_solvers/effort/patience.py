@@ -26,6 +26,9 @@ LATEST = 3.0
 FIRST_SECONDS = 1.0
 """Processor time for which any gap is worked on."""
 
+QUICK_SECONDS = 0.4
+"""Processor time for an answer that is compared with others, of which one will be worked on further."""
+
 LEAST_SHARE = 0.005
 LEAST_BYTES = 1 << 20
 """Beyond the first second a gap must be above this share of the value and above so many bytes."""
@@ -63,6 +66,12 @@ class Patience:
             seconds = DEFAULT_SECONDS if time_limit is None else time_limit
             return cls(now + seconds, first_until).insisting()
         return cls(now + LATEST * DEFAULT_SECONDS, first_until, work_until=worked + DEFAULT_SECONDS)
+
+    @classmethod
+    def quick(cls) -> Patience:
+        """Return the patience for an answer that is only compared with others."""
+        worked = time.thread_time()
+        return cls(time.monotonic() + LATEST * QUICK_SECONDS, worked + QUICK_SECONDS, least_share=1.0)
 
     @classmethod
     def until(cls, deadline: float) -> Patience:

@@ -65,7 +65,7 @@ def order(
 def order_quickly(
     problem: Problem, seconds: float = math.inf, *, start: Sequence[str] | None = None
 ) -> Schedule:
-    """Order a problem's operators in a second of processor time at most, to compare it with others.
+    """Order a problem's operators in less than a second, to compare it with others.
 
     Args:
         problem: the graph.
@@ -75,7 +75,7 @@ def order_quickly(
     Returns:
         The best order found, its peak, and a proven bound.
     """
-    patience = Patience.of(None).first_second_only()
+    patience = Patience.quick()
     deadline = min(patience.deadline, time.monotonic() + seconds)
     return order_patiently(problem, replace(patience, deadline=deadline), start=start)
 

@@ -57,7 +57,7 @@ def test_sizes_that_the_step_needs_are_numbers():
 
 
 def test_a_length_that_python_loops_over_is_a_number_beside_a_symbol():
-    batches = [texts(batch, length) for batch, length in ((4, 5), (3, 5), (6, 5), (4, 7), (2, 5))]
+    batches = [texts(batch, length) for batch, length in ((4, 2), (3, 2), (6, 2), (4, 3), (2, 2))]
     pair = WholeStep(Unrolled(), ADAMW, batches[0], dynamic=True).run(batches)
     assert (pair.step.stats.families, pair.step.stats.cached_plans) == (1, 5)
 
