@@ -95,7 +95,8 @@ def test_no_more_memory_than_eager_with_checkpoints(how, dropout):
     assert recomputed.peak_bytes < plain.peak_bytes / 1.5
     assert plain.checkpointed_operators == 0
     assert (
-        olla_fx.Plan.from_json(recomputed.to_json()).checkpointed_operators == recomputed.checkpointed_operators
+        olla_fx.Plan.from_json(recomputed.to_json()).checkpointed_operators
+        == recomputed.checkpointed_operators
     )
 
 

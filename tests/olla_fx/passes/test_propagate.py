@@ -89,7 +89,7 @@ def test_values_follow_the_passes(name, mode):
         assert_followed(StepRequest(model.train(mode is Mode.AUTOGRAD), (x,), mode))
 
 
-@pytest.mark.parametrize("name", ["resnet18", "densenet121"])
+@pytest.mark.parametrize("name", ["resnet18", pytest.param("densenet121", marks=pytest.mark.slow)])
 def test_values_follow_the_passes_of_larger_models(name):
     skip_without("torchvision")
     from olla_fx.models.vision import import_torchvision

@@ -224,7 +224,7 @@ def test_losses_beside_recomputation(loss_chunks):
     class Deep(Language):
         def __init__(self):
             super().__init__()
-            blocks = [nn.Sequential(nn.Linear(16, 128), nn.GELU(), nn.Linear(128, 16)) for _ in range(4)]
+            blocks = [nn.Sequential(nn.Linear(16, 128), nn.GELU(), nn.Linear(128, 16)) for _ in range(2)]
             self.middle = nn.Sequential(*blocks)
 
     options = {"recompute": 100.0, "loss_chunks": loss_chunks}

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from torch import nn
 
 from olla_fx.models import import_torchvision
@@ -111,14 +112,20 @@ def own_loop(name: str, kernels: str, masks: list[str]) -> OwnLoopByName:
     return loop
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "whisper"])
+def usually(*names: str) -> list[ParameterSet]:
+    """Return all architectures, of which some are part of the usual tests."""
+    architectures = ("bert", "gpt2", "llama", "t5", "whisper")
+    return [pytest.param(name, marks=() if name in names else pytest.mark.slow) for name in architectures]
+
+
+@pytest.mark.parametrize("name", usually("bert", "whisper"))
 def test_masks_that_change_in_a_whole_step(name):
     step = whole_step(name, "sdpa", ["ones", "right", "left", "ones", "right"]).step
     assert step.stats.cached_plans == 2
     assert all(plan.executor.step.captured.questions for plan in step._plans.cache._plans)
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "whisper"])
+@pytest.mark.parametrize("name", usually("gpt2"))
 def test_no_mask(name):
     assert whole_step(name, "sdpa", ["none"] * 3).step._plans.current.executor.step.captured.questions == ()
 
@@ -128,7 +135,7 @@ def test_masks_for_the_plain_kernels(name):
     whole_step(name, "eager", ["left"] * 3)
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "whisper"])
+@pytest.mark.parametrize("name", usually("llama", "t5"))
 def test_masks_that_change_in_an_own_loop(name):
     loop = own_loop(name, "sdpa", ["right", "ones", "left", "ones", "right"])
     assert loop.step.stats.cached_plans == 2
