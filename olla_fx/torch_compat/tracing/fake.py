@@ -18,6 +18,7 @@ from torch._subclasses import functional_tensor as _functional_tensor
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 
 from olla_fx.torch_compat.patches import PATCHING
+from olla_fx.torch_compat.tracing.layouts import TrueLayouts
 
 DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...] = (
     _symbolic_shapes.GuardOnDataDependentSymNode,
@@ -103,7 +104,7 @@ def answer_comparisons(number: Any, compare: Compare) -> None:
 def new_fake_mode() -> Any:
     """Return a ``FakeTensorMode`` in which ``.item()`` gives a symbolic number instead of an error."""
     with _read_sources_forgotten():
-        return _fake_tensor.FakeTensorMode(allow_non_fake_inputs=True, shape_env=_Numbers())
+        return TrueLayouts(allow_non_fake_inputs=True, shape_env=_Numbers())
 
 
 def fake_mode_of(values: Iterable[object]) -> Any:
