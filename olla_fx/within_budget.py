@@ -1,0 +1,261 @@
+"""Plans a step within a memory budget: graph → graph with the repetitions that it takes, and its plan.
+
+The step is planned without recomputation first. If that does not fit,
+:func:`olla_solvers.recomputation.least_time.least_time` chooses the fastest sequence that does, which is put
+into the graph, ordered, placed and measured against the budget as any other plan. The buffer may come out a
+little larger than the peak that was chosen for (copies, fragmentation); then less is asked for.
+
+Kernels' workspaces are not known before a run was recorded. After it the choice is made anew, with them and
+with the seconds that were measured then. They are known by the kind of operator, so that they hold for the
+new graph, too, whose own run is recorded next.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from olla_fx.capture import Mode
+from olla_fx.costs import DeviceProfile
+from olla_fx.dataflow import Dataflow
+from olla_fx.errors import BudgetError, CaptureError
+from olla_fx.fx_graph import source_of
+from olla_fx.memory_budget import MemoryBudget
+from olla_fx.recomputation import RecomputableStep
+from olla_fx.recomputed import BudgetTerms
+from olla_fx.report.table import format_bytes
+from olla_fx.rewriting import Candidate, Rewriting
+from olla_fx.sharing import choose_sharing
+from olla_fx.step_plan import Plan
+from olla_fx.workspaces import workspaces_of
+from olla_solvers.analysis import resident_bytes
+from olla_solvers.problem import Problem
+from olla_solvers.recomputation.least_time import WithinBudget, least_time
+
+logger = logging.getLogger(__name__)
+
+MOST_ROUNDS = 5
+"""How often less is asked for if the plan turns out larger than what was asked for."""
+
+MOST_CHOICES = 3
+"""How often the choice is made again after recorded runs."""
+
+MakePlan = Callable[[Candidate], Plan]
+"""Orders and places a candidate."""
+
+
+@dataclass(frozen=True)
+class BudgetedStep:
+    """A step with a budget: what is needed to choose again what it recomputes.
+
+    Attributes:
+        rewriting: with the captured graph, and the workspaces that are known.
+        candidate: the graph after the rewrites that pay.
+        budget: the limit.
+        includes_static: True if static arrays count in it.
+        profile: of a device that is not there, whose time counts; None for the one that the step is for.
+        choices: how often the choice was made again since a run was recorded.
+    """
+
+    rewriting: Rewriting
+    candidate: Candidate
+    budget: MemoryBudget
+    includes_static: bool = False
+    profile: DeviceProfile | None = None
+    choices: int = 0
+
+    def knowing(self, dataflow: Dataflow, problem: Problem) -> BudgetedStep:
+        """Return the step with the workspaces that a recorded run has shown, to choose again.
+
+        Args:
+            dataflow: of the graph that ran; it says which gradients are made in the buffer.
+            problem: of it, with workspaces.
+        """
+        workspaces = workspaces_of(dataflow, problem, self.rewriting.workspaces)
+        rewriting = replace(self.rewriting, workspaces=workspaces, gradients=dataflow.gradients)
+        candidate = rewriting.made_anew(self.candidate)
+        return replace(self, rewriting=rewriting, candidate=candidate, choices=self.choices + 1)
+
+    def chooses_again(self, plan: Plan) -> bool:
+        """Return True if the choice is to be made again after a recorded run.
+
+        Args:
+            plan: of the graph that ran, with its workspaces.
+        """
+        is_first = self.choices == 0
+        return is_first or (self.choices < MOST_CHOICES and not fits(plan))
+
+
+def fits(plan: Plan) -> bool:
+    """Return True if a plan is within its budget, or has none."""
+    return plan.budget is None or plan.needed_bytes <= plan.budget.budget_bytes
+
+
+def plan_within(step: BudgetedStep, make: MakePlan) -> tuple[Candidate, Plan]:
+    """Return the fastest plan that is found within a budget, or the smallest if none is.
+
+    Args:
+        step: which, and the budget.
+        make: orders and places a graph.
+    """
+    plain = choose_sharing(step.rewriting, step.rewriting.ordered(step.candidate))
+    plan = make(plain)
+    # The terms say what counts.
+    plan = replace(plan, budget=BudgetTerms(0, step.includes_static, 0))
+    needed_bytes = plan.needed_bytes
+    beside_bytes = needed_bytes - plan.buffer_bytes
+    budget_bytes = step.budget.in_bytes(needed_bytes)
+    terms = BudgetTerms(budget_bytes, step.includes_static, needed_bytes)
+    plan = replace(plan, budget=terms)
+    if needed_bytes <= budget_bytes:
+        logger.info(
+            "the memory budget of %s is more than the step needs: nothing is recomputed",
+            format_bytes(budget_bytes),
+        )
+        return plain, plan
+    if step.rewriting.captured.mode is Mode.INFERENCE:
+        least_bytes = plan.lower_bound_bytes + beside_bytes
+        return plain, replace(plan, budget=replace(terms, least_bytes=least_bytes))
+    search = _Search(step, make, plain, plan, budget_bytes - beside_bytes)
+    candidate, plan, proven = search.run()
+    terms = replace(
+        terms,
+        least_bytes=proven.bound.least_bytes + beside_bytes,
+        least_extra_time=_share(proven.bound.extra_seconds, search.step_seconds),
+    )
+    return candidate, replace(plan, budget=terms)
+
+
+def _share(seconds: float, step_seconds: float) -> float:
+    is_known = step_seconds > 0 and seconds < float("inf")
+    return seconds / step_seconds if is_known else 0.0
+
+
+class _Search:
+    """Asks for smaller and smaller sequences until a plan fits.
+
+    Attributes:
+        step_seconds: of the step without recomputation.
+    """
+
+    def __init__(
+        self, step: BudgetedStep, make: MakePlan, plain: Candidate, plan: Plan, room_bytes: int
+    ) -> None:
+        """Begin with the plan without recomputation.
+
+        Args:
+            step: what to plan.
+            make: orders and places a graph.
+            plain: the graph without repetitions.
+            plan: of it.
+            room_bytes: for the buffer.
+        """
+        self._rewriting = step.rewriting
+        self._make = make
+        self._recomputable = RecomputableStep.of(step.rewriting, step.candidate, step.profile)
+        self._room_bytes = room_bytes
+        self._plain_plan = plan
+        self._best = plain, plan
+        self.step_seconds = self._recomputable.problem.step_seconds
+
+    def run(self) -> tuple[Candidate, Plan, WithinBudget]:
+        """Return the first plan that fits, or the smallest; and what is proven."""
+        deadline = time.monotonic() + self._rewriting.seconds
+        problems, target_bytes = self._recomputable.orders(), self._room_bytes
+        # The bound of the first answer is of the budget itself.
+        answer = first = least_time(problems, max(0, target_bytes), deadline=deadline)
+        for _ in range(MOST_ROUNDS):
+            excess_bytes = self._try(answer)
+            if excess_bytes <= 0 or not answer.is_met:
+                break
+            target_bytes = min(target_bytes, answer.recomputation.peak_bytes) - excess_bytes
+            answer = least_time(problems, max(0, target_bytes), deadline=deadline)
+        return *self._best, first
+
+    def _try(self, answer: WithinBudget) -> int:
+        """Plan an answer; return by how much the buffer is too large."""
+        try:
+            repeated = self._recomputable.repeated(answer.recomputation)
+        except CaptureError as error:
+            logger.warning("what was chosen for the memory budget cannot be recomputed: %s", error)
+            return 0
+        candidate = choose_sharing(self._rewriting, repeated)
+        plan = self._make(candidate)
+        saved_bytes = self._plain_plan.peak_bytes - plan.peak_bytes
+        recomputed = replace(candidate.recomputed, saved_bytes=saved_bytes)
+        if plan.buffer_bytes < self._best[1].buffer_bytes:
+            self._best = candidate, replace(plan, recomputed=recomputed, budget=self._plain_plan.budget)
+        return plan.buffer_bytes - self._room_bytes
+
+
+def is_same_graph(one: Dataflow, other: Dataflow) -> bool:
+    """Return True if the graphs of two dataflows have the same nodes with the same arguments."""
+    return [_described(node) for node in one.graph_module.graph.nodes] == [
+        _described(node) for node in other.graph_module.graph.nodes
+    ]
+
+
+def _described(node: fx.Node) -> tuple[object, ...]:
+    return node.name, node.target, str(node.args), str(node.kwargs)
+
+
+def budget_error(plan: Plan, dataflow: Dataflow, mode: Mode) -> BudgetError:
+    """Return the error about a plan that is not within its budget.
+
+    Args:
+        plan: the smallest that was found.
+        dataflow: of it.
+        mode: of the step.
+    """
+    if plan.budget is None:
+        raise ValueError("the plan has no budget")
+    terms = plan.budget
+    parts = [f"buffer {format_bytes(plan.buffer_bytes)}", f"outputs {format_bytes(plan.output_bytes)}"]
+    if plan.gradient_bytes:
+        parts.append(f"gradients outside the buffer {format_bytes(plan.gradient_bytes)}")
+    if terms.includes_static:
+        parts.append(f"static arrays {format_bytes(plan.static_bytes)}")
+    proven = (
+        "less than that is proven impossible"
+        if terms.least_bytes >= plan.needed_bytes
+        else f"at least {format_bytes(terms.least_bytes)} are proven necessary"
+    )
+    node = dataflow.operators[_operator_at_peak(plan)]
+    source = source_of(node)
+    largest = ", ".join(
+        f"{array.name} ({format_bytes(array.size_bytes)}, "
+        f"{f'made at {array.source}' if array.source else 'made in backward'})"
+        for array in plan.largest
+    )
+    text = (
+        f"no plan within the memory budget of {format_bytes(terms.budget_bytes)} was found: the smallest "
+        f"needs {format_bytes(plan.needed_bytes)} ({', '.join(parts)}), and {proven}. Most is alive at "
+        f"{node.name}{f' ({source})' if source else ''}; the largest arrays then are {largest}. Take "
+        f"{_advice(plan, dataflow, mode)}"
+    )
+    return BudgetError(text, plan.needed_bytes, is_proven=terms.is_impossible)
+
+
+def _operator_at_peak(plan: Plan) -> int:
+    index = {operator.name: position for position, operator in enumerate(plan.problem.operators)}
+    order = [index[name] for name in plan.order]
+    resident = resident_bytes(plan.problem, order)
+    return order[max(range(len(order)), key=resident.__getitem__)]
+
+
+def _advice(plan: Plan, dataflow: Dataflow, mode: Mode) -> str:
+    """Return what would lower the peak."""
+    ways = ["a smaller batch"]
+    if mode is Mode.TRAINING:
+        ways.append("more accumulation_steps" if plan.micro_batches > 1 else "accumulation_steps")
+    targets = " ".join(str(node.target) for node in dataflow.operators)
+    is_chunked = any(change.rewrite == "chunked_loss" for change in plan.changes)
+    if mode is Mode.AUTOGRAD:
+        ways.append("a whole training step (loss_fn and optimizer), which uses gradients as they come")
+    if mode is not Mode.INFERENCE and not is_chunked and "nll_loss" in targets:
+        ways.append("loss_chunks")
+    return ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])} or {ways[-1]}"
