@@ -34,12 +34,21 @@ from olla_fx.step_plan import Plan
 from olla_fx.workspaces import workspaces_of
 from olla_solvers.analysis import resident_bytes
 from olla_solvers.problem import Problem
-from olla_solvers.recomputation.least_time import WithinBudget, least_time
+from olla_solvers.recomputation.least_time import WithinBudget, curve, least_time
 
 logger = logging.getLogger(__name__)
 
 MOST_ROUNDS = 5
 """How often less is asked for if the plan turns out larger than what was asked for."""
+
+EFFORT = 4.0
+"""How many times as long a search takes if the first one has found nothing within the budget."""
+
+SMALLER_PEAKS = 4
+"""Peaks below the budget that it passes."""
+
+LONGEST_SECONDS = 10.0
+"""What it may take by the clock."""
 
 MOST_CHOICES = 3
 """How often the choice is made again after recorded runs."""
@@ -86,8 +95,10 @@ class BudgetedStep:
         Args:
             plan: of the graph that ran, with its workspaces.
         """
-        is_first = self.choices == 0
-        return is_first or (self.choices < MOST_CHOICES and not fits(plan))
+        if self.choices == 0:
+            return True
+        is_open = plan.budget is None or not plan.budget.is_impossible
+        return is_open and self.choices < MOST_CHOICES and not fits(plan)
 
 
 def fits(plan: Plan) -> bool:
@@ -157,6 +168,7 @@ class _Search:
         self._rewriting = step.rewriting
         self._make = make
         self._recomputable = RecomputableStep.of(step.rewriting, step.candidate, step.profile)
+        self._problems = self._recomputable.orders()
         self._room_bytes = room_bytes
         self._plain_plan = plan
         self._best = plain, plan
@@ -165,16 +177,39 @@ class _Search:
     def run(self) -> tuple[Candidate, Plan, WithinBudget]:
         """Return the first plan that fits, or the smallest; and what is proven."""
         deadline = time.monotonic() + self._rewriting.seconds
-        problems, target_bytes = self._recomputable.orders(), self._room_bytes
+        target_bytes = self._room_bytes
         # The bound of the first answer is of the budget itself.
-        answer = first = least_time(problems, max(0, target_bytes), deadline=deadline)
+        answer = first = self._answer(target_bytes, deadline)
         for _ in range(MOST_ROUNDS):
             excess_bytes = self._try(answer)
             if excess_bytes <= 0 or not answer.is_met:
                 break
             target_bytes = min(target_bytes, answer.recomputation.peak_bytes) - excess_bytes
-            answer = least_time(problems, max(0, target_bytes), deadline=deadline)
+            answer = self._answer(target_bytes, deadline)
         return *self._best, first
+
+    def _answer(self, target_bytes: int, deadline: float) -> WithinBudget:
+        """Return the fastest sequence of a peak; if none is found, after a search that takes longer.
+
+        That one passes smaller peaks, too: what is found for these may be within the first, and if nothing
+        is, the smallest is told.
+        """
+        target_bytes = max(0, target_bytes)
+        answer = least_time(self._problems, target_bytes, deadline=deadline)
+        if answer.is_met:
+            return answer
+        deadline = min(deadline, time.monotonic() + LONGEST_SECONDS)
+        reached_bytes, least_bytes = answer.recomputation.peak_bytes, answer.bound.least_bytes
+        highest_bytes = reached_bytes if answer.bound.is_impossible else target_bytes
+        steps = [
+            (highest_bytes - least_bytes) * step // SMALLER_PEAKS for step in range(1, SMALLER_PEAKS + 1)
+        ]
+        peaks = (target_bytes, highest_bytes, *(highest_bytes - step for step in steps))
+        answers = curve(self._problems, peaks, deadline=deadline, effort=EFFORT)
+        if answers[0].is_met:
+            return answers[0]
+        lowest = min(answers, key=lambda found: found.recomputation.peak_bytes)
+        return replace(answers[0], recomputation=lowest.recomputation)
 
     def _try(self, answer: WithinBudget) -> int:
         """Plan an answer; return by how much the buffer is too large."""
