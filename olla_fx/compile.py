@@ -45,6 +45,9 @@ from olla_solvers.problem import Offset, Problem
 SHARE_OF_CHOICE = 0.05
 """Of the user's time limit, what each order may take by which rewrites are chosen."""
 
+SHARE_OF_BUDGET = 0.3
+"""Of the user's time limit, what the choice of what a memory budget needs may take."""
+
 SHOWN_AT_PEAK = 3
 """Of so many arrays at the peak a plan says where they come from."""
 
@@ -186,8 +189,11 @@ def _plan_captured(
             if not has_budget or options.budget is None:
                 candidate = _without_budget(request, rewriting, candidate)
         if has_budget and options.budget is not None:
+            most = math.inf if options.time_limit is None else SHARE_OF_BUDGET * options.time_limit
             includes_static = options.memory_budget_includes is not None
-            budgeted = BudgetedStep(rewriting, candidate, options.budget, includes_static, request.profile)
+            budgeted = BudgetedStep(
+                rewriting, candidate, options.budget, includes_static, most, request.profile
+            )
             with _timed("budget", seconds, progress):
                 candidate, plan = plan_within(budgeted, make)
             seconds["budget"] -= sum(plan.memory.timings.values())
@@ -222,7 +228,7 @@ def _planned_again(
 
 
 def _warn_about_budget(error: BudgetError) -> None:
-    warnings.warn(f"{error}. The step runs with that", RuntimeWarning, stacklevel=2)
+    warnings.warn(f"{error}. The step runs with it", RuntimeWarning, stacklevel=2)
 
 
 def _plan(

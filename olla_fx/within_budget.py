@@ -13,6 +13,7 @@ new graph, too, whose own run is recorded next.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -66,6 +67,7 @@ class BudgetedStep:
         candidate: the graph after the rewrites that pay.
         budget: the limit.
         includes_static: True if static arrays count in it.
+        seconds: for choosing what is recomputed, by the clock.
         profile: of a device that is not there, whose time counts; None for the one that the step is for.
         choices: how often the choice was made again since a run was recorded.
     """
@@ -74,6 +76,7 @@ class BudgetedStep:
     candidate: Candidate
     budget: MemoryBudget
     includes_static: bool = False
+    seconds: float = math.inf
     profile: DeviceProfile | None = None
     choices: int = 0
 
@@ -142,7 +145,7 @@ def plan_within(step: BudgetedStep, make: MakePlan) -> tuple[Candidate, Plan]:
 
 
 def _share(seconds: float, step_seconds: float) -> float:
-    is_known = step_seconds > 0 and seconds < float("inf")
+    is_known = step_seconds > 0 and seconds < math.inf
     return seconds / step_seconds if is_known else 0.0
 
 
@@ -166,6 +169,7 @@ class _Search:
             room_bytes: for the buffer.
         """
         self._rewriting = step.rewriting
+        self._seconds = step.seconds
         self._make = make
         self._recomputable = RecomputableStep.of(step.rewriting, step.candidate, step.profile)
         self._problems = self._recomputable.orders()
@@ -176,7 +180,7 @@ class _Search:
 
     def run(self) -> tuple[Candidate, Plan, WithinBudget]:
         """Return the first plan that fits, or the smallest; and what is proven."""
-        deadline = time.monotonic() + self._rewriting.seconds
+        deadline = time.monotonic() + self._seconds
         target_bytes = self._room_bytes
         # The bound of the first answer is of the budget itself.
         answer = first = self._answer(target_bytes, deadline)
