@@ -171,10 +171,11 @@ def _plan_captured(
 ) -> CompiledStep:
     seconds: dict[str, float] = {}
 
-    def make(candidate: Candidate, problem: Problem | None = None) -> Plan:
+    def make(candidate: Candidate, enough_bytes: int = 0, problem: Problem | None = None) -> Plan:
         """Order and place a candidate."""
         chosen = problem or candidate.dataflow.problem
-        memory = _memory_plan(request, chosen, captured.device, progress, _start(candidate))
+        start = _start(candidate)
+        memory = _memory_plan(request, chosen, captured.device, progress, start, enough_bytes)
         seconds.update(memory.timings)
         return _plan(captured, candidate, chosen, memory, is_recorded=problem is not None)
 
@@ -209,7 +210,11 @@ def _planned_again(
     """Plan a graph again; with a budget and recorded workspaces, perhaps another one, which was never run."""
     told = earlier.plan
     before = Candidate(earlier.dataflow, told.changes, recomputed=told.recomputed)
-    plan = replace(make(before, request.problem), refused=told.refused, budget=told.budget)
+    enough_bytes = 0
+    if told.memory_budget_bytes is not None:
+        enough_bytes = max(0, told.memory_budget_bytes - told.needed_bytes + told.buffer_bytes)
+    plan = make(before, enough_bytes, request.problem)
+    plan = replace(plan, refused=told.refused, budget=told.budget)
     budgeted = earlier.budgeted
     if budgeted is None or request.problem is None:
         return before, plan, budgeted
@@ -322,10 +327,11 @@ def _memory_plan(
     device: torch.device,
     progress: Progress,
     start: Sequence[str] | None,
+    enough_bytes: int,
 ) -> MemoryPlan:
     """Order and place a problem, beginning from a given order; or read the plan of an earlier program."""
     solver, seconds_of_call = request.step.options.solver, request.step.options.time_limit
-    planner_options = {"solver": solver, "time_limit": seconds_of_call}
+    planner_options = {"solver": solver, "time_limit": seconds_of_call, "enough_bytes": enough_bytes}
     path = disk_cache.plan_path(problem, planner_options, device) if request.runs else None
     memory = disk_cache.load_plan(path, problem)
     if memory is not None:
@@ -335,7 +341,14 @@ def _memory_plan(
         start = request.earlier.plan.order
     with (request.limit or TimeLimit(seconds_of_call)).next_plan() as time_limit:
         progress.begin("order", f"{len(problem.operators):,} operators")
-        memory = make_plan(problem, solver=solver, time_limit=time_limit, start=start, observer=progress.note)
+        memory = make_plan(
+            problem,
+            solver=solver,
+            time_limit=time_limit,
+            start=start,
+            enough_bytes=enough_bytes,
+            observer=progress.note,
+        )
     disk_cache.save_plan(path, memory)
     return memory
 

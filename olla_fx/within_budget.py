@@ -54,8 +54,8 @@ LONGEST_SECONDS = 10.0
 MOST_CHOICES = 3
 """How often the choice is made again after recorded runs."""
 
-MakePlan = Callable[[Candidate], Plan]
-"""Orders and places a candidate."""
+MakePlan = Callable[[Candidate, int], Plan]
+"""Orders and places a candidate, for a buffer of so many bytes or less."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def plan_within(step: BudgetedStep, make: MakePlan) -> tuple[Candidate, Plan]:
         make: orders and places a graph.
     """
     plain = choose_sharing(step.rewriting, step.rewriting.ordered(step.candidate))
-    plan = make(plain)
+    plan = make(plain, 0)
     # The terms say what counts.
     plan = replace(plan, budget=BudgetTerms(0, step.includes_static, 0))
     needed_bytes = plan.needed_bytes
@@ -223,7 +223,7 @@ class _Search:
             logger.warning("what was chosen for the memory budget cannot be recomputed: %s", error)
             return 0
         candidate = choose_sharing(self._rewriting, repeated)
-        plan = self._make(candidate)
+        plan = self._make(candidate, self._room_bytes)
         saved_bytes = self._plain_plan.peak_bytes - plan.peak_bytes
         recomputed = replace(candidate.recomputed, saved_bytes=saved_bytes)
         if plan.buffer_bytes < self._best[1].buffer_bytes:
