@@ -20,22 +20,23 @@ import torch
 
 from olla_fx import arena, disk_cache, torch_compat
 from olla_fx.arena import Binding
+from olla_fx.budget_error import budget_error
 from olla_fx.capture import CapturedStep, Mode, Role, StepRequest, capture
 from olla_fx.costs import DeviceProfile
-from olla_fx.dataflow import Dataflow, GradientsInBuffer, arrays_of_results
+from olla_fx.dataflow import Dataflow, GradientsInBuffer
 from olla_fx.emit import EmittedStep, Handover, emit
 from olla_fx.errors import BudgetError
-from olla_fx.fx_graph import forward_backward_boundary, source_of
+from olla_fx.fx_graph import forward_backward_boundary
 from olla_fx.passes.rewrites.probes import Probe
+from olla_fx.planned import planned
 from olla_fx.progress import Progress
 from olla_fx.recomputation import choose_recomputation
 from olla_fx.rewrites import LossChunks
 from olla_fx.rewriting import Candidate, Rewriting, choose_rewrites
 from olla_fx.sharing import choose_sharing
-from olla_fx.step_plan import ArrayAtPeak, Plan
+from olla_fx.step_plan import Plan
 from olla_fx.time_limit import TimeLimit
-from olla_fx.within_budget import BudgetedStep, budget_error, fits, is_same_graph, plan_within
-from olla_solvers.analysis import lifetimes, resident_bytes
+from olla_fx.within_budget import BudgetedStep, fits, is_same_graph, plan_within
 from olla_solvers.effort.freed_memory import garbage_collected
 from olla_solvers.pauses import held_at
 from olla_solvers.plan import MemoryPlan
@@ -47,9 +48,6 @@ SHARE_OF_CHOICE = 0.05
 
 SHARE_OF_BUDGET = 0.3
 """Of the user's time limit, what the choice of what a memory budget needs may take."""
-
-SHOWN_AT_PEAK = 3
-"""Of so many arrays at the peak a plan says where they come from."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +175,7 @@ def _plan_captured(
         start = _start(candidate)
         memory = _memory_plan(request, chosen, captured.device, progress, start, enough_bytes)
         seconds.update(memory.timings)
-        return _plan(captured, candidate, chosen, memory, is_recorded=problem is not None)
+        return planned(captured, candidate, chosen, memory, is_recorded=problem is not None)
 
     options, budgeted, refused = request.step.options, None, dict[str, None]()
     if request.earlier is not None:
@@ -234,26 +232,6 @@ def _planned_again(
 
 def _warn_about_budget(error: BudgetError) -> None:
     warnings.warn(f"{error}. The step runs with it", RuntimeWarning, stacklevel=2)
-
-
-def _plan(
-    captured: CapturedStep, candidate: Candidate, problem: Problem, memory: MemoryPlan, *, is_recorded: bool
-) -> Plan:
-    dataflow = candidate.dataflow
-    # What nothing else needs of the graph that was captured is in the one that runs, too.
-    of_graph = replace(captured, graph_module=dataflow.graph_module)
-    return Plan(
-        problem,
-        memory,
-        checkpointed_operators=captured.recomputed,
-        gradients=_gradients_outside(of_graph, dataflow),
-        gradients_in_buffer=_arrays_of_gradients(of_graph, dataflow, dataflow.gradients.kept),
-        workspaces_recorded=is_recorded,
-        micro_batches=captured.micro_batches,
-        changes=candidate.changes,
-        largest=_largest_at_peak(dataflow, problem, memory),
-        recomputed=candidate.recomputed,
-    )
 
 
 def _emitted(
@@ -353,45 +331,12 @@ def _memory_plan(
     return memory
 
 
-def _largest_at_peak(dataflow: Dataflow, problem: Problem, memory: MemoryPlan) -> tuple[ArrayAtPeak, ...]:
-    """Return the largest arrays at the peak, and what in the model makes them."""
-    index = {operator.name: position for position, operator in enumerate(problem.operators)}
-    order = [index[name] for name in memory.order]
-    resident = resident_bytes(problem, order)
-    peak = max(range(len(order)), key=resident.__getitem__, default=0)
-    alive = [name for name, lifetime in lifetimes(problem, order).items() if peak in lifetime]
-    arrays = {array.name: array for array in problem.planned}
-    largest = sorted(alive, key=lambda name: -arrays[name].size_bytes)[:SHOWN_AT_PEAK]
-    shown = []
-    for name in largest:
-        producer = arrays[name].producer
-        source = "" if producer is None else source_of(dataflow.operators[producer])
-        shown.append(ArrayAtPeak(name, arrays[name].size_bytes, source))
-    return tuple(shown)
-
-
 def _usual_gradients(captured: CapturedStep) -> GradientsInBuffer:
     """Return which gradients a plan in the caller's own loop has in the buffer until a backward has run."""
     pairs = enumerate(captured.gradients)
     return GradientsInBuffer(
         frozenset(at for at, index in pairs if captured.inputs[index].role is Role.PARAMETER)
     )
-
-
-def _gradients_outside(captured: CapturedStep, dataflow: Dataflow) -> tuple[str, ...]:
-    """Return the arrays of gradients that are not in the buffer."""
-    placeholders = dataflow.graph_module.graph.find_nodes(op="placeholder")
-    pairs = zip(placeholders, captured.inputs, strict=True)
-    accumulated = tuple(node.name for node, item in pairs if item.role is Role.GRADIENT)
-    positions = frozenset(range(len(captured.gradients))) - dataflow.gradients.kept
-    return accumulated + _arrays_of_gradients(captured, dataflow, positions)
-
-
-def _arrays_of_gradients(
-    captured: CapturedStep, dataflow: Dataflow, positions: frozenset[int]
-) -> tuple[str, ...]:
-    first = captured.outputs.results
-    return arrays_of_results(dataflow, [first + position for position in sorted(positions)])
 
 
 def plan_of(step: CompiledStep, update: CompiledStep | None) -> Plan:

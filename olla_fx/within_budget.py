@@ -3,7 +3,8 @@
 The step is planned without recomputation first. If that does not fit,
 :func:`olla_solvers.recomputation.least_time.least_time` chooses the fastest sequence that does, which is put
 into the graph, ordered, placed and measured against the budget as any other plan. The buffer may come out a
-little larger than the peak that was chosen for (copies, fragmentation); then less is asked for.
+little larger than the peak that was chosen for (copies, fragmentation), or smaller (another order); then less
+is asked for, or more.
 
 Kernels' workspaces are not known before a run was recorded. After it the choice is made anew, with them and
 with the seconds that were measured then. They are known by the kind of operator, so that they hold for the
@@ -23,8 +24,7 @@ from torch import fx
 from olla_fx.capture import Mode
 from olla_fx.costs import DeviceProfile
 from olla_fx.dataflow import Dataflow
-from olla_fx.errors import BudgetError, CaptureError
-from olla_fx.fx_graph import source_of
+from olla_fx.errors import CaptureError
 from olla_fx.memory_budget import MemoryBudget
 from olla_fx.recomputation import RecomputableStep
 from olla_fx.recomputed import BudgetTerms
@@ -33,14 +33,16 @@ from olla_fx.rewriting import Candidate, Rewriting
 from olla_fx.sharing import choose_sharing
 from olla_fx.step_plan import Plan
 from olla_fx.workspaces import workspaces_of
-from olla_solvers.analysis import resident_bytes
 from olla_solvers.problem import Problem
 from olla_solvers.recomputation.least_time import WithinBudget, curve, least_time
 
 logger = logging.getLogger(__name__)
 
 MOST_ROUNDS = 5
-"""How often less is asked for if the plan turns out larger than what was asked for."""
+"""How often less is asked for if a plan turns out larger than what was asked for, and more if smaller."""
+
+CLOSE = 0.01
+"""A plan that leaves a larger share of its room is not close to what fits."""
 
 EFFORT = 4.0
 """How many times as long a search takes if the first one has found nothing within the budget."""
@@ -179,18 +181,40 @@ class _Search:
         self.step_seconds = self._recomputable.problem.step_seconds
 
     def run(self) -> tuple[Candidate, Plan, WithinBudget]:
-        """Return the first plan that fits, or the smallest; and what is proven."""
+        """Return the fastest plan that fits, or the smallest; and what is proven."""
         deadline = time.monotonic() + self._seconds
-        target_bytes = self._room_bytes
         # The bound of the first answer is of the budget itself.
-        answer = first = self._answer(target_bytes, deadline)
+        answer = first = self._answer(self._room_bytes, deadline)
+        excess_bytes = self._try(answer)
         for _ in range(MOST_ROUNDS):
-            excess_bytes = self._try(answer)
             if excess_bytes <= 0 or not answer.is_met:
                 break
-            target_bytes = min(target_bytes, answer.recomputation.peak_bytes) - excess_bytes
-            answer = self._answer(target_bytes, deadline)
+            peak_bytes = min(answer.budget_bytes, answer.recomputation.peak_bytes)
+            answer = self._answer(peak_bytes - excess_bytes, deadline)
+            excess_bytes = self._try(answer)
+        if answer.recomputation.extra_seconds > first.bound.extra_seconds:
+            self._ask_for_more(answer, -excess_bytes, deadline)
         return *self._best, first
+
+    def _ask_for_more(self, answer: WithinBudget, left_bytes: int, deadline: float) -> None:
+        """Try larger peaks than one whose plan, ordered anew, needs less than was asked for.
+
+        Args:
+            answer: with that peak.
+            left_bytes: beside its plan.
+            deadline: to stop at.
+        """
+        low = max(answer.budget_bytes, answer.recomputation.peak_bytes)
+        target_bytes = high = low + left_bytes
+        for _ in range(MOST_ROUNDS):
+            if target_bytes - low < CLOSE * self._room_bytes:
+                break
+            answer = least_time(self._problems, target_bytes, deadline=deadline)
+            if self._try(answer, only_if_near=True) <= 0:
+                low = target_bytes
+            else:
+                high = target_bytes
+            target_bytes = (low + high) // 2
 
     def _answer(self, target_bytes: int, deadline: float) -> WithinBudget:
         """Return the fastest sequence of a peak; if none is found, after a search that takes longer.
@@ -215,20 +239,31 @@ class _Search:
         lowest = min(answers, key=lambda found: found.recomputation.peak_bytes)
         return replace(answers[0], recomputation=lowest.recomputation)
 
-    def _try(self, answer: WithinBudget) -> int:
-        """Plan an answer; return by how much the buffer is too large."""
+    def _try(self, answer: WithinBudget, *, only_if_near: bool = False) -> int:
+        """Plan an answer; return by how much the buffer is too large.
+
+        Args:
+            answer: to be put into the graph.
+            only_if_near: True to leave it at that if it does not fit in an order that is found quickly.
+        """
         try:
             repeated = self._recomputable.repeated(answer.recomputation)
         except CaptureError as error:
             logger.warning("what was chosen for the memory budget cannot be recomputed: %s", error)
             return 0
         candidate = choose_sharing(self._rewriting, repeated)
+        if only_if_near and candidate.peak_bytes > self._room_bytes:
+            return candidate.peak_bytes - self._room_bytes
         plan = self._make(candidate, self._room_bytes)
         saved_bytes = self._plain_plan.peak_bytes - plan.peak_bytes
         recomputed = replace(candidate.recomputed, saved_bytes=saved_bytes)
-        if plan.buffer_bytes < self._best[1].buffer_bytes:
-            self._best = candidate, replace(plan, recomputed=recomputed, budget=self._plain_plan.budget)
+        plan = replace(plan, recomputed=recomputed, budget=self._plain_plan.budget)
+        if self._rank(plan) < self._rank(self._best[1]):
+            self._best = candidate, plan
         return plan.buffer_bytes - self._room_bytes
+
+    def _rank(self, plan: Plan) -> tuple[int, float]:
+        return max(0, plan.buffer_bytes - self._room_bytes), plan.recomputed.extra_seconds
 
 
 def is_same_graph(one: Dataflow, other: Dataflow) -> bool:
@@ -240,61 +275,3 @@ def is_same_graph(one: Dataflow, other: Dataflow) -> bool:
 
 def _described(node: fx.Node) -> tuple[object, ...]:
     return node.name, node.target, str(node.args), str(node.kwargs)
-
-
-def budget_error(plan: Plan, dataflow: Dataflow, mode: Mode) -> BudgetError:
-    """Return the error about a plan that is not within its budget.
-
-    Args:
-        plan: the smallest that was found.
-        dataflow: of it.
-        mode: of the step.
-    """
-    if plan.budget is None:
-        raise ValueError("the plan has no budget")
-    terms = plan.budget
-    parts = [f"buffer {format_bytes(plan.buffer_bytes)}", f"outputs {format_bytes(plan.output_bytes)}"]
-    if plan.gradient_bytes:
-        parts.append(f"gradients outside the buffer {format_bytes(plan.gradient_bytes)}")
-    if terms.includes_static:
-        parts.append(f"static arrays {format_bytes(plan.static_bytes)}")
-    proven = (
-        "less than that is proven impossible"
-        if terms.least_bytes >= plan.needed_bytes
-        else f"at least {format_bytes(terms.least_bytes)} are proven necessary"
-    )
-    node = dataflow.operators[_operator_at_peak(plan)]
-    source = source_of(node)
-    largest = ", ".join(
-        f"{array.name} ({format_bytes(array.size_bytes)}, "
-        f"{f'made at {array.source}' if array.source else 'made in backward'})"
-        for array in plan.largest
-    )
-    text = (
-        f"no plan within the memory budget of {format_bytes(terms.budget_bytes)} was found: the smallest "
-        f"needs {format_bytes(plan.needed_bytes)} ({', '.join(parts)}), and {proven}. Most is alive at "
-        f"{node.name}{f' ({source})' if source else ''}; the largest arrays then are {largest}. Take "
-        f"{_advice(plan, dataflow, mode)}"
-    )
-    return BudgetError(text, plan.needed_bytes, is_proven=terms.is_impossible)
-
-
-def _operator_at_peak(plan: Plan) -> int:
-    index = {operator.name: position for position, operator in enumerate(plan.problem.operators)}
-    order = [index[name] for name in plan.order]
-    resident = resident_bytes(plan.problem, order)
-    return order[max(range(len(order)), key=resident.__getitem__)]
-
-
-def _advice(plan: Plan, dataflow: Dataflow, mode: Mode) -> str:
-    """Return what would lower the peak."""
-    ways = ["a smaller batch"]
-    if mode is Mode.TRAINING:
-        ways.append("more accumulation_steps" if plan.micro_batches > 1 else "accumulation_steps")
-    targets = " ".join(str(node.target) for node in dataflow.operators)
-    is_chunked = any(change.rewrite == "chunked_loss" for change in plan.changes)
-    if mode is Mode.AUTOGRAD:
-        ways.append("a whole training step (loss_fn and optimizer), which uses gradients as they come")
-    if mode is not Mode.INFERENCE and not is_chunked and "nll_loss" in targets:
-        ways.append("loss_chunks")
-    return ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])} or {ways[-1]}"
