@@ -217,7 +217,7 @@ def _planned_again(
     if budgeted is None or request.problem is None:
         return before, plan, budgeted
     if budgeted.chooses_again(plan):
-        budgeted = budgeted.knowing(earlier.dataflow, request.problem)
+        budgeted = budgeted.knowing(earlier.dataflow, plan)
         candidate, again = plan_within(budgeted, make)
         again = replace(again, refused=told.refused)
         plan = replace(plan, budget=again.budget)

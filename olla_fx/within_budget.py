@@ -33,7 +33,6 @@ from olla_fx.rewriting import Candidate, Rewriting
 from olla_fx.sharing import choose_sharing
 from olla_fx.step_plan import Plan
 from olla_fx.workspaces import workspaces_of
-from olla_solvers.problem import Problem
 from olla_solvers.recomputation.least_time import WithinBudget, curve, least_time
 
 logger = logging.getLogger(__name__)
@@ -82,17 +81,25 @@ class BudgetedStep:
     profile: DeviceProfile | None = None
     choices: int = 0
 
-    def knowing(self, dataflow: Dataflow, problem: Problem) -> BudgetedStep:
+    def knowing(self, dataflow: Dataflow, plan: Plan) -> BudgetedStep:
         """Return the step with the workspaces that a recorded run has shown, to choose again.
 
         Args:
             dataflow: of the graph that ran; it says which gradients are made in the buffer.
-            problem: of it, with workspaces.
+            plan: of it, with workspaces.
         """
-        workspaces = workspaces_of(dataflow, problem, self.rewriting.workspaces)
+        workspaces = workspaces_of(dataflow, plan.problem, self.rewriting.workspaces)
         rewriting = replace(self.rewriting, workspaces=workspaces, gradients=dataflow.gradients)
         candidate = rewriting.made_anew(self.candidate)
-        return replace(self, rewriting=rewriting, candidate=candidate, choices=self.choices + 1)
+        # A share is one of what the step needs with workspaces; from then on the budget stays as it is.
+        is_final = self.choices > 0 and plan.memory_budget_bytes is not None
+        return replace(
+            self,
+            rewriting=rewriting,
+            candidate=candidate,
+            budget=MemoryBudget(plan.memory_budget_bytes) if is_final else self.budget,
+            choices=self.choices + 1,
+        )
 
     def chooses_again(self, plan: Plan) -> bool:
         """Return True if the choice is to be made again after a recorded run.

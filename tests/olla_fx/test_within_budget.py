@@ -158,6 +158,21 @@ def test_a_loop_of_ones_own_keeps_its_budget():
     assert peak_bytes <= loop.step.plan.memory_budget_bytes < loop.step.plan.budget.plain_bytes
 
 
+def test_gradients_that_are_not_cleared_count():
+    """They lie outside the buffer, so that another plan is needed, in which more is computed again."""
+    loop = OwnLoop(network(channels=48), batches()[0][0], memory_budget=0.75).run(batches(3))
+    before = loop.step.plan
+    assert before.gradient_bytes == 0
+    for batch in batches(4):
+        for loss in loop.losses(batch):
+            loss.backward()
+        loop.compare_gradients()
+    assert loop.step.plan.gradient_bytes > 0
+    assert loop.step.plan.memory_budget_bytes == before.memory_budget_bytes
+    assert loop.step.plan.recomputed.operators > before.recomputed.operators
+    assert_kept(loop.step)
+
+
 def test_what_dynamo_cuts_out_keeps_its_budget():
     loop = CompiledLoop(network(), options={"memory_budget": 0.7}).run(batches())
     loop.assert_served(1)
