@@ -216,7 +216,7 @@ class _Search:
         for _ in range(MOST_ROUNDS):
             if target_bytes - low < CLOSE * self._room_bytes:
                 break
-            answer = least_time(self._problems, target_bytes, deadline=deadline)
+            answer = self._quick_answer(target_bytes, deadline)
             if self._try(answer, only_if_near=True) <= 0:
                 low = target_bytes
             else:
@@ -230,7 +230,7 @@ class _Search:
         is, the smallest is told.
         """
         target_bytes = max(0, target_bytes)
-        answer = least_time(self._problems, target_bytes, deadline=deadline)
+        answer = self._quick_answer(target_bytes, deadline)
         if answer.is_met:
             return answer
         deadline = min(deadline, time.monotonic() + LONGEST_SECONDS)
@@ -245,6 +245,10 @@ class _Search:
             return answers[0]
         lowest = min(answers, key=lambda found: found.recomputation.peak_bytes)
         return replace(answers[0], recomputation=lowest.recomputation)
+
+    def _quick_answer(self, target_bytes: int, deadline: float) -> WithinBudget:
+        # As long for each order as for a single one.
+        return least_time(self._problems, target_bytes, deadline=deadline, effort=len(self._problems))
 
     def _try(self, answer: WithinBudget, *, only_if_near: bool = False) -> int:
         """Plan an answer; return by how much the buffer is too large.
