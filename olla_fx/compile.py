@@ -49,6 +49,9 @@ SHARE_OF_CHOICE = 0.05
 SHARE_OF_BUDGET = 0.3
 """Of the user's time limit, what the choice of what a memory budget needs may take."""
 
+LEAST_OF_BUDGET = 2.0
+"""Seconds that it may take in any case: a step that does not fit for want of time is an error, too."""
+
 
 @dataclass(frozen=True)
 class CompileRequest:
@@ -188,7 +191,9 @@ def _plan_captured(
             if not has_budget or options.budget is None:
                 candidate = _without_budget(request, rewriting, candidate)
         if has_budget and options.budget is not None:
-            most = math.inf if options.time_limit is None else SHARE_OF_BUDGET * options.time_limit
+            most = math.inf
+            if options.time_limit is not None:
+                most = max(LEAST_OF_BUDGET, SHARE_OF_BUDGET * options.time_limit)
             includes_static = options.memory_budget_includes is not None
             budgeted = BudgetedStep(
                 rewriting, candidate, options.budget, includes_static, most, request.profile
