@@ -56,7 +56,8 @@ def optimize(
         options: how to plan and run the step.
         changes: single options by keyword: ``solver``, ``time_limit``, ``return_outputs``,
             ``accumulation_steps``, ``clip_grad_norm``, ``clip_grad_value``, ``fallback``, ``dynamic``,
-            ``rewrites``, ``loss_chunks``, ``cache_size_limit``, ``cuda_graph``; see :class:`olla_fx.Options`.
+            ``rewrites``, ``recompute``, ``memory_budget``, ``loss_chunks``, ``cache_size_limit``,
+            ``cuda_graph``; see :class:`olla_fx.Options`.
 
     Returns:
         A module that shares the model's parameters and ``state_dict`` keys. With ``loss_fn`` and
@@ -67,6 +68,7 @@ def optimize(
     Raises:
         CaptureError: if the step cannot be captured, or an argument is none of its kind; model and optimizer
             are untouched.
+        BudgetError: if no plan within the memory budget is found.
         OptionError: if an option is unknown or its value makes no sense.
         SolverUnavailableError: if the solver is unknown or not installed.
     """
@@ -107,6 +109,7 @@ def plan(
 
     Raises:
         CaptureError: if the step cannot be captured.
+        BudgetError: if no plan within the memory budget is found.
         OptionError: if an option is unknown or its value makes no sense.
         SolverUnavailableError: if the solver is unknown or not installed.
     """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,20 +20,23 @@ import torch
 
 from olla_fx import arena, disk_cache, torch_compat
 from olla_fx.arena import Binding
+from olla_fx.budget_error import budget_error
 from olla_fx.capture import CapturedStep, Mode, Role, StepRequest, capture
 from olla_fx.costs import DeviceProfile
-from olla_fx.dataflow import Dataflow, GradientsInBuffer, arrays_of_results
+from olla_fx.dataflow import Dataflow, GradientsInBuffer
 from olla_fx.emit import EmittedStep, Handover, emit
-from olla_fx.fx_graph import forward_backward_boundary, source_of
+from olla_fx.errors import BudgetError
+from olla_fx.fx_graph import forward_backward_boundary
 from olla_fx.passes.rewrites.probes import Probe
+from olla_fx.planned import planned
 from olla_fx.progress import Progress
 from olla_fx.recomputation import choose_recomputation
 from olla_fx.rewrites import LossChunks
 from olla_fx.rewriting import Candidate, Rewriting, choose_rewrites
 from olla_fx.sharing import choose_sharing
-from olla_fx.step_plan import ArrayAtPeak, Plan
+from olla_fx.step_plan import Plan
 from olla_fx.time_limit import TimeLimit
-from olla_solvers.analysis import lifetimes, resident_bytes
+from olla_fx.within_budget import BudgetedStep, fits, is_same_graph, plan_within
 from olla_solvers.effort.freed_memory import garbage_collected
 from olla_solvers.pauses import held_at
 from olla_solvers.plan import MemoryPlan
@@ -42,8 +46,11 @@ from olla_solvers.problem import Offset, Problem
 SHARE_OF_CHOICE = 0.05
 """Of the user's time limit, what each order may take by which rewrites are chosen."""
 
-SHOWN_AT_PEAK = 3
-"""Of so many arrays at the peak a plan says where they come from."""
+SHARE_OF_BUDGET = 0.3
+"""Of the user's time limit, what the choice of what a memory budget needs may take."""
+
+LEAST_OF_BUDGET = 2.0
+"""Seconds that it may take in any case: a step that does not fit for want of time is an error, too."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,7 @@ class CompileRequest:
         start: operators' names in the order of a similar step's plan, such as one of another batch size, to
             begin from; by default that of ``earlier``.
         profile: of a device that is not there, whose seconds count; None for the one that the step is for.
+        may_exceed: True to warn if the step does not fit into its memory budget, and False to raise.
     """
 
     step: StepRequest
@@ -72,6 +80,7 @@ class CompileRequest:
     problem: Problem | None = None
     start: Sequence[str] | None = None
     profile: DeviceProfile | None = None
+    may_exceed: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,7 @@ class CompiledStep:
         plan: the validated plan.
         binding: where its arrays are to live.
         emitted: what runs; empty if the request said that nothing will.
+        budgeted: with a memory budget, what the step was chosen from.
     """
 
     captured: CapturedStep
@@ -91,6 +101,7 @@ class CompiledStep:
     plan: Plan
     binding: Binding
     emitted: EmittedStep
+    budgeted: BudgetedStep | None = None
 
     def operator_of(self, marker: object) -> str | None:
         """Return the operator that stands for a marker in the graph; None if there is none."""
@@ -112,6 +123,7 @@ def compile_step(request: CompileRequest) -> tuple[CompiledStep, CompiledStep | 
 
     Raises:
         CaptureError: if the step cannot be captured; model and optimizer are untouched.
+        BudgetError: if no plan within the memory budget is found.
         SolverUnavailableError: if a named solver cannot take a problem of this size.
     """
     with _told(request) as progress:
@@ -127,9 +139,17 @@ def _compile_step(request: CompileRequest, progress: Progress) -> tuple[Compiled
     limit.expect(1 if captured.update is None else 2)
     request = replace(request, limit=limit)
     # First the update, which is settled at once as a rule: what it leaves of the limit is the step's.
-    update = None if captured.update is None else _plan_captured(request, captured.update, progress)
+    update = None
+    if captured.update is not None:
+        update = _plan_captured(request, captured.update, progress, has_budget=False)
     step = _plan_captured(request, captured, progress)
     timings = {**seconds, **step.plan.timings}
+    plan = plan_of(step, update)
+    if not fits(plan):
+        error = budget_error(plan, step.dataflow, captured.mode)
+        if not request.may_exceed:
+            raise error
+        _warn_about_budget(error)
     return replace(step, plan=replace(step.plan, timings=timings)), update
 
 
@@ -147,25 +167,90 @@ def plan_captured(request: CompileRequest, captured: CapturedStep) -> CompiledSt
         return _plan_captured(request, captured, progress)
 
 
-def _plan_captured(request: CompileRequest, captured: CapturedStep, progress: Progress) -> CompiledStep:
+def _plan_captured(
+    request: CompileRequest, captured: CapturedStep, progress: Progress, *, has_budget: bool = True
+) -> CompiledStep:
     seconds: dict[str, float] = {}
-    if request.earlier is None:
-        with _timed("passes", seconds, progress):
-            candidate = _chosen(request, captured)
-        dataflow, changes, recomputed = candidate.dataflow, candidate.changes, candidate.recomputed
-        refused = candidate.refused
-        if candidate.schedule is not None:
-            names = [operator.name for operator in dataflow.problem.operators]
-            request = replace(request, start=[names[operator] for operator in candidate.schedule.order])
-    else:
-        dataflow, earlier = request.earlier.dataflow, request.earlier.plan
-        changes, recomputed, refused = earlier.changes, earlier.recomputed, earlier.refused
+
+    def make(candidate: Candidate, enough_bytes: int = 0, problem: Problem | None = None) -> Plan:
+        """Order and place a candidate."""
+        chosen = problem or candidate.dataflow.problem
+        start = _start(candidate)
+        memory = _memory_plan(request, chosen, captured.device, progress, start, enough_bytes)
+        seconds.update(memory.timings)
+        return planned(captured, candidate, chosen, memory, is_recorded=problem is not None)
+
+    options, budgeted, refused = request.step.options, None, dict[str, None]()
+    if request.earlier is not None:
         seconds.update(request.earlier.plan.timings)
-    # Nothing needs the captured graph again, and a graph is large.
+        candidate, plan, budgeted = _planned_again(request, request.earlier, make)
+    else:
+        with _timed("passes", seconds, progress):
+            rewriting = _rewriting(request, captured, refused)
+            candidate = choose_rewrites(rewriting, options.rewrites)
+            if not has_budget or options.budget is None:
+                candidate = _without_budget(request, rewriting, candidate)
+        if has_budget and options.budget is not None:
+            most = math.inf
+            if options.time_limit is not None:
+                most = max(LEAST_OF_BUDGET, SHARE_OF_BUDGET * options.time_limit)
+            includes_static = options.memory_budget_includes is not None
+            budgeted = BudgetedStep(
+                rewriting, candidate, options.budget, includes_static, most, request.profile
+            )
+            with _timed("budget", seconds, progress):
+                candidate, plan = plan_within(budgeted, make)
+            seconds["budget"] -= sum(plan.memory.timings.values())
+        else:
+            plan = make(candidate)
+        plan = replace(plan, refused=tuple(refused))
+    return _emitted(request, captured, candidate.dataflow, plan, budgeted, seconds, progress)
+
+
+def _planned_again(
+    request: CompileRequest, earlier: CompiledStep, make: Callable[..., Plan]
+) -> tuple[Candidate, Plan, BudgetedStep | None]:
+    """Plan a graph again; with a budget and recorded workspaces, perhaps another one, which was never run."""
+    told = earlier.plan
+    before = Candidate(earlier.dataflow, told.changes, recomputed=told.recomputed)
+    enough_bytes = 0
+    if told.memory_budget_bytes is not None:
+        enough_bytes = max(0, told.memory_budget_bytes - told.needed_bytes + told.buffer_bytes)
+    plan = make(before, enough_bytes, request.problem)
+    plan = replace(plan, refused=told.refused, budget=told.budget)
+    budgeted = earlier.budgeted
+    if budgeted is None or request.problem is None:
+        return before, plan, budgeted
+    if budgeted.chooses_again(plan):
+        budgeted = budgeted.knowing(earlier.dataflow, plan)
+        candidate, again = plan_within(budgeted, make)
+        again = replace(again, refused=told.refused)
+        plan = replace(plan, budget=again.budget)
+        if is_same_graph(candidate.dataflow, before.dataflow):
+            plan = replace(plan, recomputed=again.recomputed)
+        elif fits(again) or not fits(plan):
+            return candidate, again, budgeted
+    if not fits(plan):
+        _warn_about_budget(budget_error(plan, before.dataflow, request.step.mode))
+    return before, plan, budgeted
+
+
+def _warn_about_budget(error: BudgetError) -> None:
+    warnings.warn(f"{error}. The step runs with it", RuntimeWarning, stacklevel=2)
+
+
+def _emitted(
+    request: CompileRequest,
+    captured: CapturedStep,
+    dataflow: Dataflow,
+    plan: Plan,
+    budgeted: BudgetedStep | None,
+    seconds: dict[str, float],
+    progress: Progress,
+) -> CompiledStep:
+    """Write the code of a plan."""
+    # But for a budget nothing needs the captured graph again, and a graph is large.
     captured = replace(captured, graph_module=dataflow.graph_module)
-    problem = request.problem or dataflow.problem
-    memory = _memory_plan(request, problem, captured.device, progress)
-    seconds.update(memory.timings)
     if request.runs:
         # The first time on a machine, the allocator is compiled.
         progress.begin("build")
@@ -175,33 +260,20 @@ def _plan_captured(request: CompileRequest, captured: CapturedStep, progress: Pr
         with _timed("emit", seconds, progress):
             emitted = emit(
                 dataflow,
-                problem,
-                memory,
+                plan.problem,
+                plan.memory,
                 captured.inputs,
                 arena.native_module(captured.device.type),
                 in_buffer=in_buffer,
             )
     if in_buffer:
         seconds["build"] = arena.build_seconds() or 0.0
-    plan = Plan(
-        problem,
-        memory,
-        timings=seconds,
-        checkpointed_operators=captured.recomputed,
-        gradients=_gradients_outside(captured, dataflow),
-        gradients_in_buffer=_arrays_of_gradients(captured, dataflow, dataflow.gradients.kept),
-        workspaces_recorded=request.problem is not None,
-        changes=changes,
-        refused=refused,
-        largest=_largest_at_peak(dataflow, problem, memory),
-        recomputed=recomputed,
-    )
-    return CompiledStep(captured, dataflow, plan, Binding.BUFFER if in_buffer else Binding.STOCK, emitted)
+    binding = Binding.BUFFER if in_buffer else Binding.STOCK
+    return CompiledStep(captured, dataflow, replace(plan, timings=seconds), binding, emitted, budgeted)
 
 
-def _chosen(request: CompileRequest, captured: CapturedStep) -> Candidate:
-    """Return the step after the rewrites that pay, with what is computed again and what is written over."""
-    refused: dict[str, None] = {}
+def _rewriting(request: CompileRequest, captured: CapturedStep, refused: dict[str, None]) -> Rewriting:
+    """Return what candidates of the step are made with; notes what kernels' bits do not allow."""
 
     def remember(question: Mapping[str, Any], ask: Callable[[], bool]) -> bool:
         agrees = disk_cache.remembered(captured.device, question, ask)
@@ -213,48 +285,55 @@ def _chosen(request: CompileRequest, captured: CapturedStep) -> Candidate:
     options = request.step.options
     seconds = math.inf if options.time_limit is None else SHARE_OF_CHOICE * options.time_limit
     chunks = None if options.loss_chunks is None else LossChunks(options.loss_chunks, may_differ=True)
-    rewriting = Rewriting(captured, _usual_gradients(captured), probe, seconds, chunks)
-    candidate = choose_rewrites(rewriting, options.rewrites)
-    if captured.mode is not Mode.INFERENCE:
-        candidate = choose_recomputation(rewriting, candidate, options.recompute, request.profile)
-    return replace(choose_sharing(rewriting, candidate), refused=tuple(refused))
+    return Rewriting(captured, _usual_gradients(captured), probe, seconds, chunks)
+
+
+def _without_budget(request: CompileRequest, rewriting: Rewriting, candidate: Candidate) -> Candidate:
+    """Return the step with what is computed again nearly for free, and what is written over."""
+    if rewriting.captured.mode is not Mode.INFERENCE:
+        share = request.step.options.recompute_share
+        candidate = choose_recomputation(rewriting, candidate, share, request.profile)
+    return choose_sharing(rewriting, candidate)
+
+
+def _start(candidate: Candidate) -> list[str] | None:
+    """Return the order that a candidate has, by its operators' names."""
+    if candidate.schedule is None:
+        return None
+    operators = candidate.dataflow.problem.operators
+    return [operators[operator].name for operator in candidate.schedule.order]
 
 
 def _memory_plan(
-    request: CompileRequest, problem: Problem, device: torch.device, progress: Progress
+    request: CompileRequest,
+    problem: Problem,
+    device: torch.device,
+    progress: Progress,
+    start: Sequence[str] | None,
+    enough_bytes: int,
 ) -> MemoryPlan:
-    """Order and place a problem, or read the plan of an earlier program."""
+    """Order and place a problem, beginning from a given order; or read the plan of an earlier program."""
     solver, seconds_of_call = request.step.options.solver, request.step.options.time_limit
-    planner_options = {"solver": solver, "time_limit": seconds_of_call}
+    planner_options = {"solver": solver, "time_limit": seconds_of_call, "enough_bytes": enough_bytes}
     path = disk_cache.plan_path(problem, planner_options, device) if request.runs else None
     memory = disk_cache.load_plan(path, problem)
     if memory is not None:
         return memory
-    start = request.start
+    start = start or request.start
     if start is None and request.earlier is not None:
         start = request.earlier.plan.order
     with (request.limit or TimeLimit(seconds_of_call)).next_plan() as time_limit:
         progress.begin("order", f"{len(problem.operators):,} operators")
-        memory = make_plan(problem, solver=solver, time_limit=time_limit, start=start, observer=progress.note)
+        memory = make_plan(
+            problem,
+            solver=solver,
+            time_limit=time_limit,
+            start=start,
+            enough_bytes=enough_bytes,
+            observer=progress.note,
+        )
     disk_cache.save_plan(path, memory)
     return memory
-
-
-def _largest_at_peak(dataflow: Dataflow, problem: Problem, memory: MemoryPlan) -> tuple[ArrayAtPeak, ...]:
-    """Return the largest arrays at the peak, and what in the model makes them."""
-    index = {operator.name: position for position, operator in enumerate(problem.operators)}
-    order = [index[name] for name in memory.order]
-    resident = resident_bytes(problem, order)
-    peak = max(range(len(order)), key=resident.__getitem__, default=0)
-    alive = [name for name, lifetime in lifetimes(problem, order).items() if peak in lifetime]
-    arrays = {array.name: array for array in problem.planned}
-    largest = sorted(alive, key=lambda name: -arrays[name].size_bytes)[:SHOWN_AT_PEAK]
-    shown = []
-    for name in largest:
-        producer = arrays[name].producer
-        source = "" if producer is None else source_of(dataflow.operators[producer])
-        shown.append(ArrayAtPeak(name, arrays[name].size_bytes, source))
-    return tuple(shown)
 
 
 def _usual_gradients(captured: CapturedStep) -> GradientsInBuffer:
@@ -263,22 +342,6 @@ def _usual_gradients(captured: CapturedStep) -> GradientsInBuffer:
     return GradientsInBuffer(
         frozenset(at for at, index in pairs if captured.inputs[index].role is Role.PARAMETER)
     )
-
-
-def _gradients_outside(captured: CapturedStep, dataflow: Dataflow) -> tuple[str, ...]:
-    """Return the arrays of gradients that are not in the buffer."""
-    placeholders = dataflow.graph_module.graph.find_nodes(op="placeholder")
-    pairs = zip(placeholders, captured.inputs, strict=True)
-    accumulated = tuple(node.name for node, item in pairs if item.role is Role.GRADIENT)
-    positions = frozenset(range(len(captured.gradients))) - dataflow.gradients.kept
-    return accumulated + _arrays_of_gradients(captured, dataflow, positions)
-
-
-def _arrays_of_gradients(
-    captured: CapturedStep, dataflow: Dataflow, positions: frozenset[int]
-) -> tuple[str, ...]:
-    first = captured.outputs.results
-    return arrays_of_results(dataflow, [first + position for position in sorted(positions)])
 
 
 def plan_of(step: CompiledStep, update: CompiledStep | None) -> Plan:

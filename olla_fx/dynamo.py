@@ -29,7 +29,12 @@ from olla_fx.run.calls import shows_the_model
 from olla_fx.run.stats import StepReport
 from olla_solvers.errors import OptionError
 
-OPTIONS = frozenset({"solver", "time_limit", "rewrites", "recompute", "cache_size_limit"})
+OPTIONS = frozenset(
+    {
+        "solver", "time_limit", "rewrites", "recompute", "memory_budget", "memory_budget_includes",
+        "cache_size_limit",
+    }
+)  # fmt: skip
 """The options of :func:`olla_fx.optimize` that the backend takes."""
 
 _pieces: weakref.WeakValueDictionary[int, PlannedPiece] = weakref.WeakValueDictionary()

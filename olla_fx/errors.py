@@ -10,6 +10,7 @@ __all__ = [
     "ArenaBusyError",
     "ArenaUnavailableError",
     "BackwardError",
+    "BudgetError",
     "BufferMemoryError",
     "CaptureError",
     "DeviceError",
@@ -69,6 +70,21 @@ class BackwardError(OllaError, RuntimeError):
 
 class NotPicklableError(OllaError, pickle.PicklingError):
     """A planned module holds something that no other process could find again."""
+
+
+class BudgetError(OllaError, MemoryError):
+    """No plan of a step was found within the memory budget: says what is needed, where, and what would help.
+
+    Attributes:
+        needed_bytes: of the smallest plan that was found.
+        is_proven: True if none within the budget exists.
+    """
+
+    def __init__(self, text: str, needed_bytes: int, *, is_proven: bool) -> None:
+        """Say how far it is from the budget."""
+        super().__init__(text)
+        self.needed_bytes = needed_bytes
+        self.is_proven = is_proven
 
 
 class BufferMemoryError(OllaError, MemoryError):

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from olla_fx.memory_budget import MemoryBudget
 from olla_fx.rewrites import REWRITES
 from olla_solvers.errors import OptionError
 from olla_solvers.ilp import backends
@@ -43,7 +44,14 @@ class Options:
             backward keep less, with the same bits. Where they do not pay, the step is planned without.
             Results are written over arguments with ``none``, too.
         recompute: the share of the step's time that may be spent on computing again, in backward, what would
-            else be kept since forward, with the same bits: 0.01 is one per cent; 0 keeps everything.
+            else be kept since forward, with the same bits: 0.01 is one per cent; 0 keeps everything. None:
+            one per cent without a memory budget, with one as much as it needs.
+        memory_budget: what the step may need beside static arrays, that is the buffer, the outputs, and
+            gradients that it makes outside the buffer: bytes, text (``"8GiB"``), or a share of what it needs
+            without recomputation (``0.6``, ``"60%"``). Backward then computes again as much as that takes,
+            and no more. If no plan is found within it, :class:`olla_fx.BudgetError` says what is. It holds
+            once a plan is settled: recorded runs come before that.
+        memory_budget_includes: ``"static"``: static arrays (parameters, state, inputs) count, too.
         loss_chunks: compute the last linear layer and a cross entropy of its outputs, forward and backward,
             in so many chunks, if that lowers the peak: logits are then never all there at once. It takes one
             product of the layer more, or two in a loop of your own. Bits are eager's where the device's
@@ -70,8 +78,10 @@ class Options:
     cuda_graph: bool = False
     dynamic: bool | None = None
     rewrites: str | Collection[str] = "all"
-    recompute: float = RECOMPUTE
+    recompute: float | None = None
     loss_chunks: int | None = None
+    memory_budget: int | float | str | None = None
+    memory_budget_includes: str | None = None
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -91,14 +101,37 @@ class Options:
         if self.dynamic not in (None, True, False):
             raise OptionError(f"dynamic is True, False or None, not {self.dynamic!r}")
 
-        is_number = isinstance(self.recompute, int | float) and not isinstance(self.recompute, bool)
-        if not is_number or not 0 <= self.recompute < math.inf:
-            raise OptionError(
-                f"recompute is a share of the step's time, such as 0.01, or 0, not {self.recompute!r}"
-            )
-
         object.__setattr__(self, "rewrites", _names_of_rewrites(self.rewrites))
         _check_loss_chunks(self.loss_chunks, self.rewrites)
+        _check_recompute(self.recompute)
+        self._check_budget()
+
+    def _check_budget(self) -> None:
+        if self.budget is not None and self.recompute is not None:
+            raise OptionError(
+                "memory_budget says how much memory there is and recompute how much time: give one of them"
+            )
+        if self.memory_budget_includes not in (None, "static"):
+            raise OptionError(
+                f"memory_budget_includes is 'static' or None, not {self.memory_budget_includes!r}"
+            )
+        if self.memory_budget_includes is not None and self.memory_budget is None:
+            raise OptionError("memory_budget_includes says what counts in memory_budget, which is not given")
+
+    @property
+    def budget(self) -> MemoryBudget | None:
+        """The memory budget as it was read; None if there is none."""
+        return None if self.memory_budget is None else MemoryBudget.of(self.memory_budget)
+
+    @property
+    def recompute_share(self) -> float:
+        """The share of the step's time that recomputation may take without a budget."""
+        return RECOMPUTE if self.recompute is None else self.recompute
+
+    @property
+    def may_recompute(self) -> bool:
+        """Return True if backward may compute anything again, so that operators' time matters."""
+        return self.memory_budget is not None or self.recompute_share > 0
 
     @property
     def changes_gradients(self) -> bool:
@@ -116,6 +149,14 @@ def _names_of_rewrites(given: object) -> tuple[str, ...]:
     if not isinstance(names, Collection) or any(name not in REWRITES for name in names):
         raise OptionError(f"rewrites is 'all', 'none', or some of {', '.join(REWRITES)}, not {given!r}")
     return tuple(name for name in REWRITES if name in names)
+
+
+def _check_recompute(share: Any) -> None:
+    if share is None:
+        return
+    is_number = isinstance(share, int | float) and not isinstance(share, bool)
+    if not is_number or not 0 <= share < math.inf:
+        raise OptionError(f"recompute is a share of the step's time, such as 0.01, or 0, not {share!r}")
 
 
 def _check_loss_chunks(count: object, rewrites: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a plan computes again in backward instead of keeping it since forward, and what is told of it."""
+"""What a plan computes again in backward, the memory budget for which it does, and what is told of both."""
 
 from __future__ import annotations
 
@@ -92,3 +92,49 @@ class Recomputed:
         fields = dict(document)
         arrays = tuple(RecomputedArray(**array) for array in fields.pop("arrays"))
         return cls(arrays, **fields)
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetTerms:
+    """The memory budget of a plan, and what is known of any plan within it.
+
+    Attributes:
+        budget_bytes: for the buffer, outputs, and gradients outside the buffer.
+        includes_static: True if static arrays count, too.
+        plain_bytes: what the step needs of it without recomputation.
+        least_bytes: what any plan needs of it, as far as that is proven.
+        least_extra_time: of any plan within it, as a share of the step's time, as far as that is proven.
+    """
+
+    budget_bytes: int
+    includes_static: bool
+    plain_bytes: int
+    least_bytes: int = 0
+    least_extra_time: float = 0.0
+
+    @property
+    def is_impossible(self) -> bool:
+        """Return True if no plan is within the budget."""
+        return self.least_bytes > self.budget_bytes
+
+    def rows(self, needed_bytes: int) -> list[tuple[str, str]]:
+        """Return rows of a plan's report: a name and a figure with its unit.
+
+        Args:
+            needed_bytes: of the plan.
+        """
+        counted = "static arrays, buffer, outputs" if self.includes_static else "buffer, outputs"
+        rows = [
+            (f"memory budget for {counted}", format_bytes(self.budget_bytes)),
+            ("needed of it", format_bytes(needed_bytes)),
+        ]
+        if self.plain_bytes <= self.budget_bytes:
+            return [*rows, ("recomputed for it", "nothing, the step fits")]
+        rows.append(("needed without recomputation", format_bytes(self.plain_bytes)))
+        if needed_bytes <= self.budget_bytes:
+            rows.append(("extra time within it, proven", f"at least {self.least_extra_time:.2%} of the step"))
+        return rows
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary; the constructor takes it."""
+        return asdict(self)

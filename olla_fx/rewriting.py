@@ -23,6 +23,7 @@ from olla_fx.passes.rewrites.blocked_updates import BLOCKS_IN_PEAK, gradients_of
 from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.recomputed import Recomputed
 from olla_fx.rewrites import Change, LossChunks
+from olla_fx.workspaces import Workspaces, with_workspaces
 from olla_solvers.analysis import lifetimes, resident_bytes, timesteps
 from olla_solvers.order import order_quickly
 from olla_solvers.order.bounds import precedence_bound
@@ -79,6 +80,7 @@ class Rewriting:
         probe: says whether kernels give equal bits.
         seconds: the most that an order may take, by the clock.
         loss_chunks: how to compute losses in chunks; None to have them whole.
+        workspaces: of kinds of operators, as far as they are known.
     """
 
     captured: CapturedStep
@@ -86,6 +88,7 @@ class Rewriting:
     probe: Probe
     seconds: float = math.inf
     loss_chunks: LossChunks | None = None
+    workspaces: Workspaces = field(default_factory=dict)
 
     def candidate(self, names: Collection[str], cuts: Mapping[str, int] | None = None) -> Candidate:
         """Rewrite the step; it is not ordered yet."""
@@ -97,10 +100,18 @@ class Rewriting:
         """Return a candidate in whose graph backward writes over nothing that forward made."""
         return self._after_passes(candidate.wanted, keep_forward=True)
 
+    def made_anew(self, candidate: Candidate) -> Candidate:
+        """Return a candidate of another rewriting for the gradients and with the workspaces of this one."""
+        return self._after_passes(candidate.wanted)
+
+    def with_workspaces(self, dataflow: Dataflow) -> Dataflow:
+        """Return a dataflow with what is known of workspaces."""
+        return with_workspaces(dataflow, self.workspaces)
+
     def _after_passes(self, wanted: Wanted | None, *, keep_forward: bool = False) -> Candidate:
         rewritten = run_passes(self.captured, wanted, keep_forward=keep_forward)
         dataflow = build_dataflow(rewritten.graph_module, self.captured.device, self.gradients)
-        return Candidate(dataflow, rewritten.changes, wanted=wanted)
+        return Candidate(self.with_workspaces(dataflow), rewritten.changes, wanted=wanted)
 
     def ordered(self, candidate: Candidate, start: Sequence[str] | None = None) -> Candidate:
         """Return a candidate with an order.

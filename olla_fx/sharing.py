@@ -57,6 +57,7 @@ def choose_sharing(rewriting: Rewriting, candidate: Candidate) -> Candidate:
     dataflow = _taken_over(candidate.dataflow, {pair: arguments[pair] for pair in choice.pairs})
     if not _waits_as(dataflow.problem, problem):
         return candidate
+    dataflow = rewriting.with_workspaces(dataflow)
     names = [problem.operators[operator].name for operator in choice.schedule.order]
     changes = candidate.changes + tuple(
         Change(NAME, arguments[pair][0], problem.arrays[pair[1]].size_bytes) for pair in choice.pairs

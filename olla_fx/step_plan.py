@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from olla_fx.eager.baseline import Baseline
-from olla_fx.recomputed import Recomputed
+from olla_fx.recomputed import BudgetTerms, Recomputed
 from olla_fx.report.plot import plot_plan
 from olla_fx.report.snapshot import write_snapshot
 from olla_fx.report.table import format_bytes, format_table
@@ -67,6 +67,7 @@ class Plan:
         refused: what was not done since a probe has shown that kernels do not give equal bits here.
         update: the plan of the weight update that follows several micro-batches, in the same buffer. The
             figures below are of both.
+        budget: the memory budget that it was made for; None without one.
     """
 
     problem: Problem
@@ -84,6 +85,7 @@ class Plan:
     largest: tuple[ArrayAtPeak, ...] = ()
     recomputed: Recomputed = field(default_factory=Recomputed)
     refused: tuple[str, ...] = ()
+    budget: BudgetTerms | None = None
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -124,6 +126,26 @@ class Plan:
     def extra_time(self) -> float:
         """Predicted time of what is computed again, as a share of the step's time without."""
         return self.recomputed.extra_time
+
+    @property
+    def extra_time_bound(self) -> float:
+        """Proven: no plan within the memory budget takes less extra time; 0 without a budget."""
+        return 0.0 if self.budget is None else self.budget.least_extra_time
+
+    @property
+    def memory_budget_bytes(self) -> int | None:
+        """The memory budget; None without one."""
+        return None if self.budget is None else self.budget.budget_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """What counts in a memory budget.
+
+        That is the buffer, outputs, and gradients outside the buffer; static bytes, if the budget includes
+        them.
+        """
+        with_static = self.budget is not None and self.budget.includes_static
+        return self.total_bytes - (0 if with_static else self.static_bytes)
 
     @property
     def provenance(self) -> Provenance:
@@ -261,6 +283,8 @@ class Plan:
             rows.append((f"rewritten: {name.replace('_', ' ')}", _told(list(group))))
         if self.refused:
             rows.append(("not used, as kernels' bits differ here", ", ".join(self.refused)))
+        if self.budget is not None:
+            rows += self.budget.rows(self.needed_bytes)
         rows += self.recomputed.rows()
         eager = self.baseline_with_workspaces or self.baseline
         if eager is not None:
@@ -288,6 +312,7 @@ class Plan:
             "changes": [list(dataclasses.astuple(change)) for change in self.changes],
             "recomputed": self.recomputed.to_json(),
             "refused": list(self.refused),
+            "budget": None if self.budget is None else self.budget.to_json(),
         }
 
     @classmethod
@@ -303,7 +328,7 @@ class Plan:
         try:
             problem = Problem.from_json(document["problem"])
             memory = plan_from_json(document["plan"])
-            update = document["update"]
+            update, budget = document["update"], document["budget"]
             plan = cls(
                 problem,
                 memory,
@@ -320,6 +345,7 @@ class Plan:
                 tuple(ArrayAtPeak(str(name), int(size), str(at)) for name, size, at in document["largest"]),
                 Recomputed.from_json(document["recomputed"]),
                 tuple(map(str, document["refused"])),
+                None if budget is None else BudgetTerms(**budget),
             )
         except (KeyError, TypeError) as error:
             raise ProblemError(f"the plan lacks {error}") from error

@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import olla_fx
 from olla_fx.cli.common import UsageError, add_common
+from olla_fx.errors import BudgetError
 from olla_solvers.errors import InfeasibleError, NoSolutionError, OllaError
 
 DONE, NOT_FOUND, BAD_INPUT, IMPOSSIBLE = range(4)
@@ -56,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(NOT_FOUND, str(error))
     except InfeasibleError as error:
         return _fail(IMPOSSIBLE, str(error))
+    except BudgetError as error:
+        return _fail(IMPOSSIBLE if error.is_proven else NOT_FOUND, str(error))
     except (OllaError, OSError, ImportError) as error:
         return _fail(BAD_INPUT, str(error))
     except KeyboardInterrupt:

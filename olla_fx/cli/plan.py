@@ -11,7 +11,6 @@ from olla_fx import models
 from olla_fx.api import plan as plan_step
 from olla_fx.cli.common import UsageError, check_folders, count, report
 from olla_fx.costs import PROFILES
-from olla_fx.options import RECOMPUTE
 from olla_fx.rewrites import REWRITES
 from olla_fx.step_plan import Plan
 
@@ -55,15 +54,20 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--recompute",
         type=float,
-        default=RECOMPUTE,
         metavar="SHARE",
-        help="of the step's time that backward may spend on computing again what would be kept",
+        help="of the step's time that backward may spend on computing again what would be kept (0.01)",
+    )
+    command.add_argument(
+        "--memory-budget",
+        metavar="BYTES",
+        help="what the step may need beside static arrays: 8GiB, or 60%% of what it needs without; backward "
+        "computes again what that takes",
     )
     command.add_argument(
         "--device-profile",
         choices=PROFILES,
         metavar="NAME",
-        help=f"a device that is not here, whose time --recompute counts: {' | '.join(PROFILES)}",
+        help=f"a device that is not here, whose time counts for recomputation: {' | '.join(PROFILES)}",
     )
     command.add_argument(
         "--loss-chunks",
@@ -104,6 +108,7 @@ def run(parsed: argparse.Namespace) -> None:
         baseline=not parsed.no_baseline,
         rewrites=_rewrites(parsed.rewrites),
         recompute=parsed.recompute,
+        memory_budget=parsed.memory_budget,
         device_profile=parsed.device_profile,
         loss_chunks=parsed.loss_chunks,
     )
@@ -139,7 +144,10 @@ def _document(plan: Plan, solver: str) -> dict[str, Any]:
         "seconds": dict(plan.timings),
         "solver": solver,
         "largest": [dataclasses.asdict(array) for array in plan.largest],
+        "memory_budget_bytes": plan.memory_budget_bytes,
+        "needed_bytes": plan.needed_bytes,
         "extra_time": plan.extra_time,
+        "extra_time_bound": plan.extra_time_bound,
         "recomputed": plan.recomputed.to_json(),
         "changes": [dataclasses.asdict(change) for change in plan.changes],
         "provenance": dataclasses.asdict(plan.provenance),

@@ -116,8 +116,8 @@ class Executor:
         """
         if self._record is None:
             raise ValueError("no run was recorded yet")
-        step = self._compiled(self._record, gradients, limit)
-        return Executor(self._request, step, self._record, self._compile_again)
+        record, step = self._compiled(self._record, gradients, limit)
+        return Executor(self._request, step, record, self._compile_again)
 
     @property
     def counts(self) -> RunCounts:
@@ -139,17 +139,23 @@ class Executor:
 
     def _compiled(
         self, record: StepRecord, gradients: GradientsInBuffer, limit: TimeLimit | None
-    ) -> CompiledStep:
-        """Compile the step anew with what was recorded."""
+    ) -> tuple[StepRecord | None, CompiledStep]:
+        """Compile the step anew with what was recorded.
+
+        Returns:
+            The record, None if it is not the step's, and the step: a memory budget may take another graph.
+        """
         if self._compile_again is not None:
-            return self._compile_again(record, gradients)
+            return record, self._compile_again(record, gradients)
         dataflow = self.step.dataflow
         if dataflow.gradients != gradients:
             dataflow = build_dataflow(dataflow.graph_module, dataflow.device, gradients)
         problem = problem_with_workspaces(dataflow.problem, record, dataflow.alignment_bytes)
         earlier = replace(self.step, dataflow=dataflow)
         request = replace(self._request, earlier=earlier, problem=problem, limit=limit)
-        return plan_captured(request, earlier.captured)
+        step = plan_captured(request, earlier.captured)
+        is_same = step.dataflow.graph_module is dataflow.graph_module
+        return record if is_same else None, step
 
     def note_stuck(self) -> None:
         """Note that gradients which a run had left in the buffer could not be moved."""
@@ -191,10 +197,14 @@ class Executor:
         if step is not None and self._record is not None:
             self._use(step, self._record)
 
-    def _use(self, step: CompiledStep, record: StepRecord) -> None:
-        """Put a step in force that was planned with what was recorded."""
+    def _use(self, step: CompiledStep, record: StepRecord | None) -> None:
+        """Put a step in force that was planned with what was recorded; None if it is to be recorded."""
         self.step = step
-        self._requests = planned_requests(step.plan.problem, step.plan.memory, record)
+        self._record = record
+        self._wants_recording = record is None
+        self._requests = (
+            None if record is None else planned_requests(step.plan.problem, step.plan.memory, record)
+        )
         self._pool.want(self, step.plan.buffer_bytes)
 
     def _arena(self, lease: Lease) -> Arena:
@@ -255,7 +265,7 @@ class Executor:
 
     def _measure(self, run: Run, record: StepRecord) -> None:
         """Measure what operators take, if plans depend on it; a family's have no layouts of their own."""
-        if self._request.step.options.recompute and self._compile_again is None:
+        if self._request.step.options.may_recompute and self._compile_again is None:
             plan = run.step.plan
             measure_operators(run.step.dataflow, record, run.recorded_seconds, plan.peak_bytes)
 
@@ -274,7 +284,8 @@ class Executor:
             request = replace(self._request, earlier=self.step, in_buffer=False, limit=limit)
             self.step = plan_captured(request, self.step.captured)
             return
-        self._use(self._compiled(record, gradients, limit), record)
+        used, step = self._compiled(record, gradients, limit)
+        self._use(step, used)
         self._is_gathered = False
         self._is_new = True
 

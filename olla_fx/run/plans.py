@@ -165,7 +165,13 @@ class Plans:
     @property
     def _sizes_are_fixed(self) -> bool:
         options = self._request.options
-        return options.dynamic is False or options.cuda_graph or options.accumulation_steps > 1
+        # What fits into a budget at some sizes says nothing about others.
+        return (
+            options.dynamic is False
+            or options.cuda_graph
+            or options.accumulation_steps > 1
+            or options.memory_budget is not None
+        )
 
     def _hold(self, call: Call) -> None:
         """Let guards and graphs find the numbers among a call's inputs."""
@@ -257,7 +263,9 @@ class Plans:
         if planned is None:
             # The order of another size or state is a good one to begin with.
             start = self.current.executor.step.plan.order
-            request = CompileRequest(self._step_request(call, new.kind), limit=limit, start=start)
+            request = CompileRequest(
+                self._step_request(call, new.kind), limit=limit, start=start, may_exceed=self.falls_back
+            )
             make = self._make_first if new.changed is None else self._make
             self.current = make(call, new.kind, request)
             planned = self.current, self.current.prologue.gather(call.tensors)
@@ -301,7 +309,8 @@ class Plans:
         start = changed.earlier.step.plan.order
         step_request = replace(self._step_request(call, new.kind), symbols=symbols)
         if changed.varying is None:
-            self.current = self._make(call, new.kind, CompileRequest(step_request, limit=limit, start=start))
+            request = CompileRequest(step_request, limit=limit, start=start, may_exceed=self.falls_back)
+            self.current = self._make(call, new.kind, request)
             return self.current, self.current.prologue.gather(call.tensors)
         request = CompileRequest(replace(step_request, tangent_strides=()), limit=limit, start=start)
         # Of two families that differ in what was a constant only, the newer one serves both's calls.

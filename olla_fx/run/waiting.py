@@ -25,6 +25,10 @@ def gathered(step: CompiledStep) -> CompiledStep | None:
     end = step.operator_of(end_of_backward) if step.dataflow.gradients.kept else None
     memory = step.plan.memory
     most_bytes = int((1 + WASTE) * memory.buffer_bytes)
+    budget_bytes = step.plan.memory_budget_bytes
+    if budget_bytes is not None:
+        room_bytes = max(0, budget_bytes - step.plan.needed_bytes)
+        most_bytes = min(most_bytes, memory.buffer_bytes + room_bytes)
     moved = place_at_ends(step.plan.problem, memory, boundary, end, most_bytes)
     if moved is None:
         return None

@@ -42,6 +42,7 @@ def make_plan(
     time_limit: float | None = None,
     schedule: Schedule | None = None,
     start: Sequence[str] | None = None,
+    enough_bytes: Bytes = 0,
     observer: StageObserver | None = None,
 ) -> MemoryPlan:
     """Order a problem's operators, place its arrays and workspaces, and check the result.
@@ -53,6 +54,7 @@ def make_plan(
             see :mod:`olla_solvers.effort.patience`.
         schedule: an order found before, which is kept; None to find one.
         start: the operators' names in an order known from a similar problem, to begin from.
+        enough_bytes: of a buffer, below which nothing is gained.
         observer: hears of each improvement while planning goes on.
 
     Returns:
@@ -65,7 +67,7 @@ def make_plan(
     """
     backends.check_options(solver, time_limit)
     named = solver in backends.SOLVERS
-    patience = Patience.of(time_limit, insists=named)
+    patience = replace(Patience.of(time_limit, insists=named), enough_bytes=enough_bytes)
     keeps_order = named or schedule is not None
     if schedule is None:
         part, observe = patience.part(ORDER_SHARE), _of_stage("order", observer)

@@ -208,6 +208,7 @@ class WholeStep(EagerAndPlanned):
         eager: nn.Module | None = None,
         scheduler: Scheduler | None = None,
         outputs: int = 1,
+        runs_to_settle: int = 1,
         **options: Any,
     ) -> None:
         """Plan a model's step.
@@ -220,6 +221,7 @@ class WholeStep(EagerAndPlanned):
             eager: a model like it, if it cannot be copied.
             scheduler: makes a schedule of an optimizer; it advances after every step.
             outputs: number of storages that a call returns.
+            runs_to_settle: most runs of a plan that are recorded.
             options: of :func:`olla_fx.optimize`.
         """
         super().__init__(model, make_optimizer, eager)
@@ -227,6 +229,7 @@ class WholeStep(EagerAndPlanned):
         self.loss_fn = loss_fn
         self.return_outputs = options.get("return_outputs", False)
         self.outputs = outputs
+        self._runs_to_settle = runs_to_settle
         self._forgets = "cache_size_limit" in options
         self._kinds_of_batches: set[str] = set()
         self._unsettled_runs = 0
@@ -273,10 +276,10 @@ class WholeStep(EagerAndPlanned):
         """Check where arrays were, and that only new kinds of batches, answers and replans led to plans."""
         self._kinds_of_batches.add(repr(pytree.tree_map_only(torch.Tensor, _kind, batch)))
         self._unsettled_runs += not assert_served_if_settled(self.step, self.outputs)
-        runs_to_settle = 2 if any(parameter.is_cuda for parameter in self.model.parameters()) else 1
+        warm_ups = any(parameter.is_cuda for parameter in self.model.parameters())
         told = self.step.stats
         plans = max(len(self._kinds_of_batches), told.cached_plans) + told.replans
-        assert self._forgets or self._unsettled_runs <= plans * runs_to_settle
+        assert self._forgets or self._unsettled_runs <= plans * (self._runs_to_settle + warm_ups)
 
 
 class OwnLoop(EagerAndPlanned):

@@ -44,6 +44,7 @@ class Patience:
         least_share: beyond the first second, the share of the value that a gap must exceed.
         least_bytes: likewise, in bytes.
         work_until: where to end on this thread's clock of processor time.
+        enough_bytes: a value that is no larger is good enough, whatever the gap.
     """
 
     deadline: float
@@ -51,6 +52,7 @@ class Patience:
     least_share: float = LEAST_SHARE
     least_bytes: Bytes = LEAST_BYTES
     work_until: float = math.inf
+    enough_bytes: Bytes = 0
 
     @classmethod
     def of(cls, time_limit: float | None, *, insists: bool = False) -> Patience:
@@ -122,7 +124,11 @@ class Patience:
     def is_worth(self, value_bytes: Bytes, bound_bytes: Bytes) -> bool:
         """Return True if a gap is worth more than the first second."""
         gap = value_bytes - bound_bytes
-        return gap > 0 and gap > max(self.least_share * value_bytes, self.least_bytes)
+        return (
+            value_bytes > self.enough_bytes
+            and gap > 0
+            and gap > max(self.least_share * value_bytes, self.least_bytes)
+        )
 
     def lasts(self, value_bytes: Bytes, bound_bytes: Bytes) -> bool:
         """Return True if a search is to go on.
@@ -132,6 +138,8 @@ class Patience:
             bound_bytes: proven: no answer is smaller.
         """
         worked = time.thread_time()
-        if value_bytes <= bound_bytes or time.monotonic() > self.deadline or worked > self.work_until:
+        if value_bytes <= max(bound_bytes, self.enough_bytes):
+            return False
+        if time.monotonic() > self.deadline or worked > self.work_until:
             return False
         return worked <= self.first_until or self.is_worth(value_bytes, bound_bytes)

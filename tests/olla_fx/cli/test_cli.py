@@ -98,6 +98,20 @@ def test_the_time_of_another_device_counts(capsys: pytest.CaptureFixture[str]) -
         assert f"estimated for {profile}" in capsys.readouterr().out
 
 
+def test_a_memory_budget(tmp_path: Path, factory_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ("--model", "torchvision:resnet18", "--image-size", "64", "--batch-size", "32", "--no-baseline")
+    device = ("--device-profile", "a100")
+    planned = plan_json(tmp_path, *model, *device, "--memory-budget", "40MiB")
+    assert planned["needed_bytes"] <= planned["memory_budget_bytes"] == 40 << 20
+    assert 0 < planned["extra_time_bound"] <= planned["extra_time"]
+    assert "memory budget for buffer, outputs" in capsys.readouterr().out
+    impossible = ["plan", "--model", f"{factory_file}:mlp", "--no-baseline", "--memory-budget", "64 B"]
+    assert cli.main(impossible) == 3
+    assert "no plan within the memory budget of 64 B was found" in capsys.readouterr().err
+    assert cli.main([*impossible[:-1], "plenty"]) == 2
+    assert "memory_budget is bytes above 0" in capsys.readouterr().err
+
+
 def test_inference_needs_less_than_training(tmp_path: Path) -> None:
     model = ("--model", "torchvision:resnet18", "--image-size", "64", "--no-baseline")
     inference = plan_json(tmp_path, *model, "--inference")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from olla_solvers import order, planner
@@ -64,6 +66,13 @@ def test_a_time_limit_asks_for_a_proof(clock: Clock) -> None:
     assert not limited.lasts(MIB, MIB)
     clock.now = 61.0
     assert not limited.lasts(100 * MIB, MIB)
+
+
+def test_what_is_good_enough_ends_a_search(clock: Clock) -> None:
+    patient = replace(Patience.of(60.0), enough_bytes=900 * MIB)
+    assert patient.lasts(901 * MIB, 0)
+    assert not patient.lasts(900 * MIB, 0)
+    assert not patient.is_worth(900 * MIB, 0)
 
 
 def test_a_process_that_goes_on_has_no_first_second(clock: Clock) -> None:

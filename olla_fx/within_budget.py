@@ -1,0 +1,288 @@
+"""Plans a step within a memory budget: graph → graph with the repetitions that it takes, and its plan.
+
+The step is planned without recomputation first. If that does not fit,
+:func:`olla_solvers.recomputation.least_time.least_time` chooses the fastest sequence that does, which is put
+into the graph, ordered, placed and measured against the budget as any other plan. The buffer may come out a
+little larger than the peak that was chosen for (copies, fragmentation), or smaller (another order); then less
+is asked for, or more.
+
+Kernels' workspaces are not known before a run was recorded. After it the choice is made anew, with them and
+with the seconds that were measured then. They are known by the kind of operator, so that they hold for the
+new graph, too, whose own run is recorded next.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from olla_fx.capture import Mode
+from olla_fx.costs import DeviceProfile
+from olla_fx.dataflow import Dataflow
+from olla_fx.errors import CaptureError
+from olla_fx.memory_budget import MemoryBudget
+from olla_fx.recomputation import RecomputableStep
+from olla_fx.recomputed import BudgetTerms
+from olla_fx.report.table import format_bytes
+from olla_fx.rewriting import Candidate, Rewriting
+from olla_fx.sharing import choose_sharing
+from olla_fx.step_plan import Plan
+from olla_fx.workspaces import workspaces_of
+from olla_solvers.recomputation.least_time import WithinBudget, curve, least_time
+
+logger = logging.getLogger(__name__)
+
+MOST_ROUNDS = 5
+"""How often less is asked for if a plan turns out larger than what was asked for, and more if smaller."""
+
+CLOSE = 0.01
+"""A plan that leaves a larger share of its room is not close to what fits."""
+
+EFFORT = 4.0
+"""How many times as long a search takes if the first one has found nothing within the budget."""
+
+SMALLER_PEAKS = 4
+"""Peaks below the budget that it passes."""
+
+LONGEST_SECONDS = 10.0
+"""What it may take by the clock."""
+
+MOST_CHOICES = 3
+"""How often the choice is made again after recorded runs."""
+
+MakePlan = Callable[[Candidate, int], Plan]
+"""Orders and places a candidate, for a buffer of so many bytes or less."""
+
+
+@dataclass(frozen=True)
+class BudgetedStep:
+    """A step with a budget: what is needed to choose again what it recomputes.
+
+    Attributes:
+        rewriting: with the captured graph, and the workspaces that are known.
+        candidate: the graph after the rewrites that pay.
+        budget: the limit.
+        includes_static: True if static arrays count in it.
+        seconds: for choosing what is recomputed, by the clock.
+        profile: of a device that is not there, whose time counts; None for the one that the step is for.
+        choices: how often the choice was made again since a run was recorded.
+    """
+
+    rewriting: Rewriting
+    candidate: Candidate
+    budget: MemoryBudget
+    includes_static: bool = False
+    seconds: float = math.inf
+    profile: DeviceProfile | None = None
+    choices: int = 0
+
+    def knowing(self, dataflow: Dataflow, plan: Plan) -> BudgetedStep:
+        """Return the step with the workspaces that a recorded run has shown, to choose again.
+
+        Args:
+            dataflow: of the graph that ran; it says which gradients are made in the buffer.
+            plan: of it, with workspaces.
+        """
+        workspaces = workspaces_of(dataflow, plan.problem, self.rewriting.workspaces)
+        rewriting = replace(self.rewriting, workspaces=workspaces, gradients=dataflow.gradients)
+        candidate = rewriting.made_anew(self.candidate)
+        # A share is one of what the step needs with workspaces; from then on the budget stays as it is.
+        is_final = self.choices > 0 and plan.memory_budget_bytes is not None
+        return replace(
+            self,
+            rewriting=rewriting,
+            candidate=candidate,
+            budget=MemoryBudget(plan.memory_budget_bytes) if is_final else self.budget,
+            choices=self.choices + 1,
+        )
+
+    def chooses_again(self, plan: Plan) -> bool:
+        """Return True if the choice is to be made again after a recorded run.
+
+        Args:
+            plan: of the graph that ran, with its workspaces.
+        """
+        if self.choices == 0:
+            return True
+        is_open = plan.budget is None or not plan.budget.is_impossible
+        return is_open and self.choices < MOST_CHOICES and not fits(plan)
+
+
+def fits(plan: Plan) -> bool:
+    """Return True if a plan is within its budget, or has none."""
+    return plan.budget is None or plan.needed_bytes <= plan.budget.budget_bytes
+
+
+def plan_within(step: BudgetedStep, make: MakePlan) -> tuple[Candidate, Plan]:
+    """Return the fastest plan that is found within a budget, or the smallest if none is.
+
+    Args:
+        step: which, and the budget.
+        make: orders and places a graph.
+    """
+    plain = choose_sharing(step.rewriting, step.rewriting.ordered(step.candidate))
+    plan = make(plain, 0)
+    # The terms say what counts.
+    plan = replace(plan, budget=BudgetTerms(0, step.includes_static, 0))
+    needed_bytes = plan.needed_bytes
+    beside_bytes = needed_bytes - plan.buffer_bytes
+    budget_bytes = step.budget.in_bytes(needed_bytes)
+    terms = BudgetTerms(budget_bytes, step.includes_static, needed_bytes)
+    plan = replace(plan, budget=terms)
+    if needed_bytes <= budget_bytes:
+        logger.info(
+            "the memory budget of %s is more than the step needs: nothing is recomputed",
+            format_bytes(budget_bytes),
+        )
+        return plain, plan
+    if step.rewriting.captured.mode is Mode.INFERENCE:
+        least_bytes = plan.lower_bound_bytes + beside_bytes
+        return plain, replace(plan, budget=replace(terms, least_bytes=least_bytes))
+    search = _Search(step, make, plain, plan, budget_bytes - beside_bytes)
+    candidate, plan, proven = search.run()
+    terms = replace(
+        terms,
+        least_bytes=proven.bound.least_bytes + beside_bytes,
+        least_extra_time=_share(proven.bound.extra_seconds, search.step_seconds),
+    )
+    return candidate, replace(plan, budget=terms)
+
+
+def _share(seconds: float, step_seconds: float) -> float:
+    is_known = step_seconds > 0 and seconds < math.inf
+    return seconds / step_seconds if is_known else 0.0
+
+
+class _Search:
+    """Asks for smaller and smaller sequences until a plan fits.
+
+    Attributes:
+        step_seconds: of the step without recomputation.
+    """
+
+    def __init__(
+        self, step: BudgetedStep, make: MakePlan, plain: Candidate, plan: Plan, room_bytes: int
+    ) -> None:
+        """Begin with the plan without recomputation.
+
+        Args:
+            step: what to plan.
+            make: orders and places a graph.
+            plain: the graph without repetitions.
+            plan: of it.
+            room_bytes: for the buffer.
+        """
+        self._rewriting = step.rewriting
+        self._seconds = step.seconds
+        self._make = make
+        self._recomputable = RecomputableStep.of(step.rewriting, step.candidate, step.profile)
+        self._problems = self._recomputable.orders()
+        self._room_bytes = room_bytes
+        self._plain_plan = plan
+        self._best = plain, plan
+        self.step_seconds = self._recomputable.problem.step_seconds
+
+    def run(self) -> tuple[Candidate, Plan, WithinBudget]:
+        """Return the fastest plan that fits, or the smallest; and what is proven."""
+        deadline = time.monotonic() + self._seconds
+        # The bound of the first answer is of the budget itself.
+        answer = first = self._answer(self._room_bytes, deadline)
+        excess_bytes = self._try(answer)
+        for _ in range(MOST_ROUNDS):
+            if excess_bytes <= 0 or not answer.is_met:
+                break
+            peak_bytes = min(answer.budget_bytes, answer.recomputation.peak_bytes)
+            answer = self._answer(peak_bytes - excess_bytes, deadline)
+            excess_bytes = self._try(answer)
+        if answer.recomputation.extra_seconds > first.bound.extra_seconds:
+            self._ask_for_more(answer, -excess_bytes, deadline)
+        return *self._best, first
+
+    def _ask_for_more(self, answer: WithinBudget, left_bytes: int, deadline: float) -> None:
+        """Try larger peaks than one whose plan, ordered anew, needs less than was asked for.
+
+        Args:
+            answer: with that peak.
+            left_bytes: beside its plan.
+            deadline: to stop at.
+        """
+        low = max(answer.budget_bytes, answer.recomputation.peak_bytes)
+        target_bytes = high = low + left_bytes
+        for _ in range(MOST_ROUNDS):
+            if target_bytes - low < CLOSE * self._room_bytes:
+                break
+            answer = self._quick_answer(target_bytes, deadline)
+            if self._try(answer, only_if_near=True) <= 0:
+                low = target_bytes
+            else:
+                high = target_bytes
+            target_bytes = (low + high) // 2
+
+    def _answer(self, target_bytes: int, deadline: float) -> WithinBudget:
+        """Return the fastest sequence of a peak; if none is found, after a search that takes longer.
+
+        That one passes smaller peaks, too: what is found for these may be within the first, and if nothing
+        is, the smallest is told.
+        """
+        target_bytes = max(0, target_bytes)
+        answer = self._quick_answer(target_bytes, deadline)
+        if answer.is_met:
+            return answer
+        deadline = min(deadline, time.monotonic() + LONGEST_SECONDS)
+        reached_bytes, least_bytes = answer.recomputation.peak_bytes, answer.bound.least_bytes
+        highest_bytes = reached_bytes if answer.bound.is_impossible else target_bytes
+        steps = [
+            (highest_bytes - least_bytes) * step // SMALLER_PEAKS for step in range(1, SMALLER_PEAKS + 1)
+        ]
+        peaks = (target_bytes, highest_bytes, *(highest_bytes - step for step in steps))
+        answers = curve(self._problems, peaks, deadline=deadline, effort=EFFORT)
+        if answers[0].is_met:
+            return answers[0]
+        lowest = min(answers, key=lambda found: found.recomputation.peak_bytes)
+        return replace(answers[0], recomputation=lowest.recomputation)
+
+    def _quick_answer(self, target_bytes: int, deadline: float) -> WithinBudget:
+        # As long for each order as for a single one.
+        return least_time(self._problems, target_bytes, deadline=deadline, effort=len(self._problems))
+
+    def _try(self, answer: WithinBudget, *, only_if_near: bool = False) -> int:
+        """Plan an answer; return by how much the buffer is too large.
+
+        Args:
+            answer: to be put into the graph.
+            only_if_near: True to leave it at that if it does not fit in an order that is found quickly.
+        """
+        try:
+            repeated = self._recomputable.repeated(answer.recomputation)
+        except CaptureError as error:
+            logger.warning("what was chosen for the memory budget cannot be recomputed: %s", error)
+            return 0
+        candidate = choose_sharing(self._rewriting, repeated)
+        if only_if_near and candidate.peak_bytes > self._room_bytes:
+            return candidate.peak_bytes - self._room_bytes
+        plan = self._make(candidate, self._room_bytes)
+        saved_bytes = self._plain_plan.peak_bytes - plan.peak_bytes
+        recomputed = replace(candidate.recomputed, saved_bytes=saved_bytes)
+        plan = replace(plan, recomputed=recomputed, budget=self._plain_plan.budget)
+        if self._rank(plan) < self._rank(self._best[1]):
+            self._best = candidate, plan
+        return plan.buffer_bytes - self._room_bytes
+
+    def _rank(self, plan: Plan) -> tuple[int, float]:
+        return max(0, plan.buffer_bytes - self._room_bytes), plan.recomputed.extra_seconds
+
+
+def is_same_graph(one: Dataflow, other: Dataflow) -> bool:
+    """Return True if the graphs of two dataflows have the same nodes with the same arguments."""
+    return [_described(node) for node in one.graph_module.graph.nodes] == [
+        _described(node) for node in other.graph_module.graph.nodes
+    ]
+
+
+def _described(node: fx.Node) -> tuple[object, ...]:
+    return node.name, node.target, str(node.args), str(node.kwargs)

@@ -1,0 +1,231 @@
+"""A memory budget is kept by the settled step, with eager's bits; where none is found, the error says why."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import olla_fx
+from olla_fx import BudgetError, within_budget
+from olla_fx.eager.baseline import baseline_from_events
+from olla_fx.step_plan import Plan
+from tests.olla_fx.harness import CompiledLoop, OwnLoop, WholeStep, assert_served, check_inference
+from tests.olla_fx.helpers import images, sgd
+from tests.olla_fx.recomputation.models import MODELS
+from tests.olla_fx.run.whole_step.clipped import ClippedStep
+
+RUNS = 5
+"""Enough to settle: a choice may be made again after each of the first recorded runs."""
+
+
+def network(depth=4, channels=8):
+    torch.manual_seed(0)
+    layers, inputs = [], 3
+    for _ in range(depth):
+        layers += [nn.Conv2d(inputs, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU(inplace=True)]
+        inputs = channels
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 5))
+
+
+def batches(count=RUNS):
+    return images(count, batch=4, size=24)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Do not search long where a budget is not met."""
+    monkeypatch.setattr(within_budget, "EFFORT", 1.0)
+
+
+def plan(budget, model=None, **options):
+    model = model or network()
+    options = {"baseline": False, "device_profile": "a100", **options}
+    return olla_fx.plan(
+        model,
+        batches(1)[0],
+        loss_fn=F.cross_entropy,
+        optimizer=sgd(model.parameters()),
+        memory_budget=budget,
+        **options,
+    )
+
+
+def measured_peak(run):
+    """Return the most bytes that a run had requested and not yet freed."""
+    with olla_fx.record() as recording:
+        run()
+    return baseline_from_events(recording.events).live_peak_bytes
+
+
+def assert_kept(module):
+    """Assert that the last run was settled and within the budget, with what was asked for outside."""
+    planned = module.plan
+    assert planned.workspaces_recorded
+    assert_served(module)
+    assert planned.memory_budget_bytes is not None
+    assert planned.buffer_bytes + planned.output_bytes + planned.gradient_bytes == planned.needed_bytes
+    assert planned.needed_bytes <= planned.memory_budget_bytes
+
+
+def test_less_memory_takes_more_time():
+    plans = [plan(share) for share in (1.0, 0.9, 0.8, 0.7, 0.5)]
+    needed = [planned.needed_bytes for planned in plans]
+    extra = [planned.extra_time for planned in plans]
+    assert needed == sorted(needed, reverse=True)
+    assert extra == sorted(extra)
+    assert extra[0] == 0 < extra[-1]
+    for planned in plans:
+        assert planned.needed_bytes <= planned.memory_budget_bytes
+        assert 0 <= planned.extra_time_bound <= planned.extra_time
+        assert planned.budget.least_bytes <= planned.needed_bytes
+
+
+def test_a_budget_in_bytes_is_that_of_its_share():
+    share = plan(0.7)
+    alike = plan(share.memory_budget_bytes)
+    assert alike.needed_bytes == share.needed_bytes
+    assert alike.extra_time == share.extra_time
+
+
+def test_static_arrays_count_if_asked_for():
+    model = network(channels=16)
+    alone = plan(0.7, model)
+    both = plan("1GiB", model, memory_budget_includes="static")
+    assert (
+        both.needed_bytes
+        == both.total_bytes
+        == both.static_bytes + both.budget.plain_bytes - both.static_bytes
+    )
+    tight = plan(both.total_bytes - 1, model, memory_budget_includes="static")
+    assert tight.needed_bytes == tight.total_bytes < both.total_bytes
+    assert tight.recomputed.operators
+    assert alone.needed_bytes == alone.total_bytes - alone.static_bytes
+
+
+def test_more_than_is_needed_changes_nothing(caplog):
+    with caplog.at_level("INFO", logger="olla_fx"):
+        planned = plan("1GiB")
+    assert "is more than the step needs: nothing is recomputed" in caplog.text
+    assert dict(planned.rows())["recomputed for it"] == "nothing, the step fits"
+    assert not planned.recomputed.operators
+    assert planned.peak_bytes == plan(None, recompute=0).peak_bytes
+
+
+def test_a_plan_tells_its_budget(tmp_path):
+    planned = plan(0.7)
+    rows = dict(planned.rows())
+    assert "memory budget for buffer, outputs" in rows
+    assert rows["extra time within it, proven"].startswith("at least ")
+    assert "estimated for a100" in rows["extra time for it, predicted"]
+    planned.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert loaded.budget == planned.budget
+    assert loaded.memory_budget_bytes == planned.memory_budget_bytes
+    assert loaded.extra_time_bound == planned.extra_time_bound
+    assert plan(None).memory_budget_bytes is None
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_budget_that_is_proven_impossible():
+    with pytest.raises(BudgetError, match="no plan within the memory budget of 1,000 B was found") as caught:
+        plan(1000)
+    text = str(caught.value)
+    assert caught.value.is_proven
+    assert caught.value.needed_bytes > 1000
+    assert "proven" in text
+    assert "made at " in text
+    assert text.endswith("Take a smaller batch, accumulation_steps or loss_chunks")
+    assert "Most is alive at " in text
+
+
+def test_a_whole_step_keeps_its_budget():
+    loop = WholeStep(network(), sgd, batches()[0], memory_budget=0.7, runs_to_settle=3).run(batches())
+    assert loop.step.plan.recomputed.operators
+    assert_kept(loop.step)
+    peak_bytes = measured_peak(lambda: loop.step(*batches(1)[0]))
+    assert peak_bytes <= loop.step.plan.memory_budget_bytes < loop.step.plan.budget.plain_bytes
+
+
+def test_a_loop_of_ones_own_keeps_its_budget():
+    loop = OwnLoop(network(), batches()[0][0], memory_budget=0.7).run(batches())
+    loop.assert_served()
+    assert loop.step.plan.recomputed.operators
+    assert_kept(loop.step)
+    (x, y), _ = batches(1)[0], loop.zero_grad()
+    peak_bytes = measured_peak(lambda: F.cross_entropy(loop.step(x), y).backward())
+    assert peak_bytes <= loop.step.plan.memory_budget_bytes < loop.step.plan.budget.plain_bytes
+
+
+def test_gradients_that_are_not_cleared_count():
+    """They lie outside the buffer, so that another plan is needed, in which more is computed again."""
+    loop = OwnLoop(network(channels=48), batches()[0][0], memory_budget=0.75).run(batches(3))
+    before = loop.step.plan
+    assert before.gradient_bytes == 0
+    for batch in batches(4):
+        for loss in loop.losses(batch):
+            loss.backward()
+        loop.compare_gradients()
+    assert loop.step.plan.gradient_bytes > 0
+    assert loop.step.plan.memory_budget_bytes == before.memory_budget_bytes
+    assert loop.step.plan.recomputed.operators > before.recomputed.operators
+    assert_kept(loop.step)
+
+
+def test_what_dynamo_cuts_out_keeps_its_budget():
+    loop = CompiledLoop(network(), options={"memory_budget": 0.7}).run(batches())
+    loop.assert_served(1)
+    (module,) = loop.planned_modules()
+    assert module.plan.recomputed.operators
+    assert_kept(module)
+
+
+@pytest.mark.parametrize("name", ["residual", "skip", "lstm cell", "lstm", "shared"])
+@pytest.mark.usefixtures("quick")
+def test_the_smallest_plan_that_is_told_is_found(name):
+    make, examples = MODELS[name]
+    torch.manual_seed(0)
+    model, given = make(), examples(RUNS)
+    with pytest.raises(BudgetError) as caught:
+        OwnLoop(model, given[0][0], memory_budget=1)
+    loop = OwnLoop(model, given[0][0], memory_budget=caught.value.needed_bytes)
+    assert loop.step.plan.needed_bytes <= caught.value.needed_bytes
+    with warnings.catch_warnings():
+        # The kernels' workspaces may not fit beside it.
+        warnings.filterwarnings("ignore", "no plan within the memory budget")
+        loop.run(given)
+    loop.assert_served()
+
+
+def test_micro_batches_keep_a_budget():
+    options = {"memory_budget": 0.9, "parts": 2, "norm": 0.5, "runs_to_settle": 3}
+    step = ClippedStep(network(), sgd, batches()[0], **options).run(batches()).step
+    assert step.plan.recomputed.operators
+    assert step.plan.gradient_bytes > 0
+    assert step.plan.budget.plain_bytes * 0.9 >= step.plan.memory_budget_bytes
+    assert_kept(step)
+
+
+def test_inference_recomputes_nothing():
+    model, example = network(), batches(2)
+    step = check_inference(model, [batch[:1] for batch in example], 1, memory_budget="1MiB")
+    assert not step.plan.recomputed.operators
+    with pytest.raises(BudgetError, match=r"Take a smaller batch$") as caught:
+        olla_fx.optimize(model, example[0][0], memory_budget=0.5)
+    assert caught.value.is_proven
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_does_not_fit_is_an_error_first_and_later_a_warning():
+    model, small, large = network(), *(images(1, batch=size, size=24)[0] for size in (2, 16))
+    with pytest.raises(BudgetError):
+        olla_fx.optimize(model, large, loss_fn=F.cross_entropy, optimizer=sgd(model.parameters()),
+                         memory_budget="100KiB")  # fmt: skip
+    budget = plan(None, model).needed_bytes
+    step = WholeStep(model, sgd, small, memory_budget=budget, fallback="eager", runs_to_settle=3)
+    step.train(small)
+    step.train(small)
+    with pytest.warns(RuntimeWarning, match=r"no plan within the memory budget of .* The step runs with it"):
+        step.run([large] * 3)
+    step.compare()
