@@ -58,11 +58,9 @@ class Recomputed:
         """Return rows of a plan's report: a name and a figure with its unit."""
         if not self.operators:
             return []
+        lower = f"peak {format_bytes(self.saved_bytes)} lower, workspaces apart"
         rows = [
-            (
-                "recomputed in backward",
-                f"{self.operators:,} operators, peak {format_bytes(self.saved_bytes)} lower",
-            ),
+            ("recomputed in backward", f"{self.operators:,} operators, {lower}"),
             ("extra time for it, predicted", f"{self.extra_time:.2%} of the step ({self.costs})"),
         ]
         for array in self._shown():

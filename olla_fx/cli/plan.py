@@ -88,6 +88,8 @@ def run(parsed: argparse.Namespace) -> None:
     check_folders(parsed.json, parsed.plot)
     if parsed.plot and Path(parsed.plot).suffix not in PLOT_SUFFIXES:
         raise UsageError(f"--plot {parsed.plot}: the name must end in one of {', '.join(PLOT_SUFFIXES)}")
+    if parsed.kind == "inference" and parsed.recompute is not None:
+        raise UsageError("--recompute is for backward, which --inference has none of: leave one of them out")
     case = models.build_model(
         parsed.model,
         batch_size=parsed.batch_size,

@@ -9,8 +9,9 @@ after the other when the host keeps up.
 
 ``cpu`` is one core with AVX-512 at about 2.5 GHz: two fused multiply-adds of 16 numbers a cycle are 160
 GFLOP/s in float32, of which oneDNN's products and convolutions reach 120. Rates, bandwidth, launch and slow
-operators were fitted to what ``examples/benchmarks/operator_costs.py`` measures. :func:`profile_of` takes it
-times the number of threads. Types that have no rate are computed at that of float32.
+operators were fitted to what ``examples/benchmarks/operator_costs.py`` measures, and those that it does not
+meet to runs on two million numbers. The estimate of any other operator is not relied on. :func:`profile_of`
+takes it times the number of threads. Types that have no rate are computed at that of float32.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class DeviceProfile:
         bandwidth: bytes in a second, read and written together.
         launch_seconds: what an operator takes at least.
         slow: operators whose kernels take so many times as long as that says, by name.
+        usual: operators that take about as long as that says; empty if all may be taken to.
     """
 
     name: str
@@ -48,6 +50,15 @@ class DeviceProfile:
     bandwidth: float
     launch_seconds: float
     slow: Mapping[str, float] = field(default_factory=dict)
+    usual: frozenset[str] = frozenset()
+
+    def knows(self, operator: str) -> bool:
+        """Return True if an operator's estimate is worth something.
+
+        Args:
+            operator: its name.
+        """
+        return not self.usual or operator in self.usual or operator in self.slow
 
     def rate(self, dtype: torch.dtype) -> float:
         """Return the floating-point operations in a second in a type."""
@@ -87,7 +98,14 @@ _SLOW_ON_CPU = {
     "dropout_backward": 2.6,
     # Windows and sums that are not vectorised.
     "max_pool2d_with_indices": 26, "avg_pool2d": 11, "upsample_nearest2d": 9, "cumsum": 20, "where": 13,
-    "_safe_softmax": 6,
+    "_safe_softmax": 6, "cumprod": 7, "logsumexp": 4, "logcumsumexp": 83, "var": 34, "std": 34,
+    "max": 5, "min": 4, "argmax": 9, "sort": 69, "topk": 45, "median": 70,
+    "upsample_bilinear2d": 12, "upsample_bicubic2d": 41, "grid_sampler_2d": 4, "im2col": 13,
+    "_adaptive_avg_pool2d": 3, "diag_embed": 8, "_euclidean_dist": 5,
+    # Functions of one number, or two.
+    "gelu": 1.9, "log1p": 1.9, "_log_softmax": 2, "atan2": 2.4, "erfinv": 2.5, "log_sigmoid_forward": 2.7,
+    "logaddexp": 2.9, "expm1": 3, "elu": 3.4, "isnan": 3.5, "cosh": 3.6, "sinh": 3.7, "softplus": 4.3,
+    "fmod": 4.3, "remainder": 4.8, "mish": 11, "lgamma": 12, "digamma": 50, "special_i0e": 58,
     "_native_batch_norm_legit": 3.3, "native_batch_norm": 3.3, "native_layer_norm": 1.7,
     "native_layer_norm_backward": 1.7,
     # Few products for each number.
@@ -95,6 +113,27 @@ _SLOW_ON_CPU = {
     "_scaled_dot_product_flash_attention_for_cpu": 1.6,
     "_scaled_dot_product_flash_attention_for_cpu_backward": 1.6,
 }  # fmt: skip
+
+_USUAL_ON_CPU = frozenset(
+    {
+        # Products, which take the time of their operations.
+        "addmm", "baddbmm", "bmm", "convolution", "dot", "mm", "mv",
+        # What reads and writes each number once.
+        "_prelu_kernel", "_softmax", "_to_copy", "abs", "add", "addcdiv", "addcmul", "amax", "amin",
+        "arange", "atan", "batch_norm_again", "bitwise_and", "bitwise_not", "bitwise_or", "cat",
+        "clamp", "clamp_max", "clamp_min", "clone", "constant_pad_nd", "copy", "cos", "div",
+        "embedding", "empty", "eq", "erf", "exp", "exp2", "fill", "flip", "floor", "full",
+        "full_like", "gather", "ge", "glu", "gt", "hardsigmoid", "hardswish", "hardtanh", "index",
+        "index_select", "le", "leaky_relu", "lerp", "linalg_vector_norm", "log", "log10", "log2",
+        "logical_and", "logical_not", "logical_or", "lt", "maximum", "mean", "minimum", "mul",
+        "native_group_norm", "ne", "neg", "new_ones", "new_zeros", "ones", "ones_like",
+        "packed_dropout_backward", "pow", "prod", "reciprocal", "reflection_pad2d", "relu",
+        "renorm", "repeat", "replication_pad2d", "roll", "round", "rsqrt", "rsub", "scalar_tensor",
+        "select_scatter", "sigmoid", "sign", "silu", "sin", "slice_scatter",
+        "split_with_sizes_copy", "sqrt", "stack", "sub", "sum", "tan", "tanh", "threshold", "tril",
+        "triu", "zero", "zeros", "zeros_like",
+    }
+)  # fmt: skip
 
 PROFILES: Mapping[str, DeviceProfile] = {
     profile.name: profile
@@ -113,6 +152,7 @@ PROFILES: Mapping[str, DeviceProfile] = {
             20 * GIGA,
             1.5e-6,
             _SLOW_ON_CPU,
+            _USUAL_ON_CPU,
         ),
     )
 }

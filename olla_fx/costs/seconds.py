@@ -24,6 +24,9 @@ from olla_fx.fx_graph import is_marker
 _COPY = "clone"
 _MUCH = 1 << 30
 
+CAUTION = 30.0
+"""A repetition of an operator of which nothing is known is taken to need so many times its estimate."""
+
 MEASURED, ESTIMATED = "measured", "estimated"
 
 
@@ -37,6 +40,7 @@ class Costs:
         measured_share: share of the step's seconds that kernels were measured to take, 0 to 1.
         launch_seconds: of an operator that does nothing.
         byte_seconds: of reading or writing a byte more.
+        again_seconds: what a repetition of each operator is to be taken for: more where that is not known.
     """
 
     seconds: tuple[float, ...]
@@ -44,6 +48,7 @@ class Costs:
     measured_share: float = 0.0
     launch_seconds: float = 0.0
     byte_seconds: float = 0.0
+    again_seconds: tuple[float, ...] = ()
 
     def moving_seconds(self, moved_bytes: int) -> float:
         """Return the seconds of an operator that only reads and writes so many bytes."""
@@ -64,7 +69,7 @@ class Costs:
         """Where the seconds come from, in words."""
         if not self.measured_share:
             return f"estimated for {self.device}"
-        return f"{self.measured_share:.0%} of it measured here, the rest estimated for {self.device}"
+        return f"{self.measured_share:.0%} of the seconds measured here, the rest estimated for {self.device}"
 
 
 def operator_seconds(
@@ -87,10 +92,13 @@ def operator_seconds(
     by_kind = {kind: measured.seconds for kind, measured in measurements.items()}
     kinds = ["" if is_marker(node) else kind_of(node) for node in dataflow.operators]
     by_kind[""] = 0.0
+    unknown = set()
     for kind, node in zip(kinds, dataflow.operators, strict=True):
         if kind not in by_kind:
             name, work = operator_name(node), work_of(node, dataflow.device)
             by_kind[kind] = ratios.of(name, work) * chosen.seconds(name, work)
+            if not (chosen.knows(name) or ratios.knows(name)):
+                unknown.add(kind)
     seconds = tuple(by_kind[kind] for kind in kinds)
     measured_seconds = sum(by_kind[kind] for kind in kinds if kind in measurements)
     step_seconds = sum(seconds)
@@ -101,6 +109,7 @@ def operator_seconds(
         measured_seconds / step_seconds if step_seconds else 0.0,
         launch,
         (much - launch) / _MUCH,
+        tuple(by_kind[kind] * (CAUTION if kind in unknown else 1.0) for kind in kinds),
     )
 
 
@@ -122,6 +131,10 @@ class _Ratios:
                 measured[group] += kind.seconds
                 estimated[group] += estimate
         self._ratios = {group: seconds / estimated[group] for group, seconds in measured.items()}
+
+    def knows(self, operator: str) -> bool:
+        """Return True if a kind of an operator was measured."""
+        return operator in self._ratios
 
     def of(self, operator: str, work: Work) -> float:
         """Return by how much to multiply an estimate."""

@@ -128,7 +128,9 @@ class RecomputableStep:
 def _problem(
     kept: Candidate, order: Sequence[OperatorIndex], costs: Costs, probe: Probe | None
 ) -> RecomputationProblem:
-    return recomputation_problem(kept.dataflow, order, costs.seconds, probe, costs.moving_seconds)
+    return recomputation_problem(
+        kept.dataflow, order, costs.seconds, probe, costs.moving_seconds, costs.again_seconds
+    )
 
 
 def choose_recomputation(

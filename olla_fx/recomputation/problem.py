@@ -41,6 +41,7 @@ def recomputation_problem(
     seconds: Sequence[Seconds],
     probe: Probe | None = None,
     moving_seconds: Callable[[int], Seconds] | None = None,
+    again_seconds: Sequence[Seconds] = (),
 ) -> RecomputationProblem:
     """Say what of a step may run again.
 
@@ -51,6 +52,7 @@ def recomputation_problem(
         probe: says whether kernels give equal bits; None if none may be used that need this.
         moving_seconds: of an operator that reads and writes so many bytes; None to take for every repetition
             what the first run takes.
+        again_seconds: what a repetition of each operator is taken for; empty for what the first run takes.
 
     Returns:
         The problem; nothing of it may run again if the step has no backward. Its order is the given one, but
@@ -71,7 +73,10 @@ def recomputation_problem(
         tuple(map(step.is_late, indices)),
         {operator: writers for operator, writers in must_precede.items() if writers},
         tuple(pair for operator in indices for pair in step.taken_over_by(operator)),
-        tuple(step.again_seconds(operator, taken, moving_seconds) for operator, taken in enumerate(seconds)),
+        tuple(
+            step.again_seconds(operator, taken, moving_seconds)
+            for operator, taken in enumerate(again_seconds or seconds)
+        ),
     )
 
 

@@ -98,6 +98,12 @@ def test_the_time_of_another_device_counts(capsys: pytest.CaptureFixture[str]) -
         assert f"estimated for {profile}" in capsys.readouterr().out
 
 
+def test_recomputation_without_a_backward(factory_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "--model", f"{factory_file}:mlp", "--inference", "--recompute", "0.1"]
+    assert cli.main(arguments) == 2
+    assert "--recompute is for backward" in capsys.readouterr().err
+
+
 def test_a_memory_budget(tmp_path: Path, factory_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ("--model", "torchvision:resnet18", "--image-size", "64", "--batch-size", "32", "--no-baseline")
     device = ("--device-profile", "a100")

@@ -6,7 +6,8 @@ from torch import nn
 
 from olla_fx.costs import PROFILES, Measurement, operator_seconds, work_of
 from olla_fx.costs.kinds import kind_of, operator_name
-from tests.olla_fx.helpers import captured_training, front, images
+from olla_fx.costs.seconds import CAUTION
+from tests.olla_fx.helpers import Written, captured_training, front, images, vectors
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_what_was_measured_is_taken(dataflow):
     assert costs.seconds == pytest.approx([3 * seconds for seconds in estimated.seconds])
     assert costs.measured_share == pytest.approx(1)
     assert costs.source == "measured"
-    assert costs.told.startswith("100% of it measured here")
+    assert costs.told.startswith("100% of the seconds measured here")
 
 
 def test_others_are_estimated_by_their_operator_then_their_class(dataflow):
@@ -54,6 +55,27 @@ def test_others_are_estimated_by_their_operator_then_their_class(dataflow):
     for node, seconds, before in zip(dataflow.operators, costs.seconds, estimated.seconds, strict=True):
         if operator_name(node) == "convolution":
             assert seconds == pytest.approx(3 * before)
+
+
+def fractions(self, x):
+    return self.last(self.first(x).frac().relu())
+
+
+def test_a_repetition_is_taken_to_be_dear_if_nothing_is_known_of_it():
+    model = Written(fractions, first=nn.Linear(6, 8), last=nn.Linear(8, 3))
+    dataflow = front(captured_training(model, vectors(1)[0]))
+    (unknown,) = (node for node in dataflow.operators if operator_name(node) == "frac")
+
+    def factors(measurements):
+        costs = operator_seconds(dataflow, measurements=measurements)
+        pairs = zip(dataflow.operators, costs.seconds, costs.again_seconds, strict=True)
+        told = {"frac", "relu", "addmm"}
+        return {node: again / seconds for node, seconds, again in pairs if operator_name(node) in told}
+
+    estimated = factors({})
+    assert estimated.pop(unknown) == pytest.approx(CAUTION)
+    assert set(estimated.values()) == {1.0}
+    assert set(factors(measured(dataflow, 3, lambda node: node is unknown)).values()) == {1.0}
 
 
 def test_of_a_device_that_is_not_there_nothing_was_measured(dataflow):
