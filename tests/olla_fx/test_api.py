@@ -32,8 +32,8 @@ WITH_WORKSPACES = [
     pytest.param("resnet18", 39.5),
     pytest.param("alexnet", 146.0),
     pytest.param("mobilenet_v2", 77.5),
-    pytest.param("vgg11", 394.0),
-    pytest.param("vit_b_16", 118.0),
+    pytest.param("vgg11", 394.0, marks=pytest.mark.slow),
+    pytest.param("vit_b_16", 118.0, marks=pytest.mark.slow),
 ]
 
 

@@ -58,8 +58,8 @@ def test_depth_first_starts_from_the_operators_that_touch_least() -> None:
 
 @pytest.mark.parametrize(
     "problem",
-    [mlp_step(), alexnet_step(), residual(10), wide(60, 20), wide(300, 300), wide(700, 700)],
-    ids=["mlp", "alexnet", "residual", "narrow", "wide", "large"],
+    [mlp_step(), alexnet_step(), residual(10), wide(60, 20), wide(300, 300)],
+    ids=["mlp", "alexnet", "residual", "narrow", "wide"],
 )
 def test_no_order_is_worse_than_theirs(problem: Problem) -> None:
     schedule = order(problem, solver="none")

@@ -282,7 +282,7 @@ def held_bytes() -> int:
 
 
 def test_gradients_kept_over_steps_cost_no_buffer_each():
-    batches = vectors(12, width=64, classes=4)
+    batches = vectors(7, width=64, classes=4)
     pair = OwnLoop(wide(), batches[0][0]).run(batches[:4])
     history, sizes = [], []
     for batch in batches:
