@@ -314,6 +314,8 @@ def test_help_version_and_solvers_do_without_torch(tmp_path: Path, graph_file: P
 def test_an_interrupt_ends_the_command_without_a_traceback(factory_file: Path) -> None:
     with factory_file.open("a", encoding="utf-8") as file:
         file.write("import signal, time\ndef interrupted():\n")
+        # A process that was started in the background ignores interrupts.
+        file.write("    signal.signal(signal.SIGINT, signal.default_int_handler)\n")
         file.write("    signal.raise_signal(signal.SIGINT)\n    time.sleep(60)\n")
     done = run_command("plan", "--model", f"{factory_file}:interrupted")
     assert (done.returncode, done.stderr, done.stdout) == (130, "olla-fx: interrupted\n", "")
