@@ -21,6 +21,8 @@ Of another one (a bias, say) a copy is kept if it is small; if it is not, what r
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import fx
 
@@ -86,8 +88,9 @@ class Repeatable:
             device: the one that is planned.
             probe: says whether kernels give equal bits; None if none may be used that need this.
         """
-        self._probe = probe
         self._again = {} if probe is None else _made_from_statistics(graph, probe)
+        # Asked here, as there may be a fake mode on later.
+        self._unequal = set() if probe is None else _unequal_without_statistics(graph, probe, self._again)
         self.backward = first_of_backward(graph)
         self.position = {node: index for index, node in enumerate(graph.nodes)}
         self._device = device
@@ -133,17 +136,9 @@ class Repeatable:
             return False
         if self._device.type != "cpu" and target.overloadpacket in _ADD_IN_ANY_SEQUENCE:
             return False
-        if not self._is_planned(node) or not _makes_or_writes(node) or not self._is_equal(node):
+        if not self._is_planned(node) or not _makes_or_writes(node) or node in self._unequal:
             return False
         return self._own(node).isdisjoint(self._static) and all(map(self._stays, self.sources(node)))
-
-    def _is_equal(self, node: fx.Node) -> bool:
-        """Return False for a batch norm whose repetition would have other bits."""
-        if self._probe is None or not has_statistics(node) or node in self._again:
-            return True
-        if node.target is not aten._native_batch_norm_legit.default:
-            return True
-        return self._probe.equal_without_statistics(node.all_input_nodes[0].meta["val"])
 
     def from_statistics(self, node: fx.Node) -> Again | None:
         """Return what makes a batch norm's result again from its statistics; None for others."""
@@ -226,6 +221,17 @@ def _made_from_statistics(graph: fx.Graph, probe: Probe) -> dict[fx.Node, Again]
         node: what
         for node, what in again.items()
         if what is not None and probe.equal_from_statistics(what.source)
+    }
+
+
+def _unequal_without_statistics(graph: fx.Graph, probe: Probe, others: Collection[fx.Node]) -> set[fx.Node]:
+    """Return the batch norms whose results have other bits if no running statistics are updated."""
+    target = aten._native_batch_norm_legit.default
+    norms = [node for node in graph.find_nodes(op="call_function", target=target) if has_statistics(node)]
+    return {
+        norm
+        for norm in norms
+        if norm not in others and not probe.equal_without_statistics(norm.all_input_nodes[0].meta["val"])
     }
 
 

@@ -11,6 +11,7 @@ from olla_fx.fx_graph import REPEATED
 from olla_fx.passes import run_passes
 from olla_fx.passes.repeatable import Repeatable
 from olla_fx.passes.repetitions import OperatorRun, repeat_operators
+from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.recomputation.problem import recomputation_problem, with_repetitions
 from olla_fx.rewrites import REWRITES
 from olla_solvers.analysis import peak_bytes
@@ -97,6 +98,29 @@ def test_what_adds_up_in_any_sequence_runs_again_on_the_cpu_alone(device, monkey
     again = {node.name for node in graph.nodes if repeatable.may_run_again(node)}
     assert {"relu", "tanh"} <= again
     assert ("index_add" in again) == (device == "cpu")
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_batch_norms_run_again_if_their_bits_are_equal_without_statistics(agrees):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x, y = images(1, size=16)[0]
+    dataflow = planning_dataflow(captured_training(model.double(), (x.double(), y)))
+    asked = []
+
+    def remember(question, ask):
+        asked.append(question)
+        return ask() and agrees
+
+    probe = Probe(CPU, True, remember)
+    (norm,) = (node for node in dataflow.operators if "batch_norm_legit" in str(node.target))
+    assert Repeatable(dataflow.graph_module.graph, CPU, probe).may_run_again(norm) == agrees
+    assert [next(iter(question)) for question in asked] == ["batch norm without statistics"]
+    order = range(len(dataflow.operators))
+    problem = recomputation_problem(dataflow, order, [1.0] * len(order), probe)
+    number = dataflow.operators.index(norm)
+    dropped = {array for array, makers in enumerate(problem.makers) if number in makers}
+    assert bool(dropped) == agrees
+    with_repetitions(dataflow, drop(problem, dropped), probe)
 
 
 def test_nothing_runs_again_without_a_backward():
