@@ -10,7 +10,7 @@ after the other when the host keeps up.
 ``cpu`` is one core with AVX-512 at about 2.5 GHz: two fused multiply-adds of 16 numbers a cycle are 160
 GFLOP/s in float32, of which oneDNN's products and convolutions reach 120. Rates, bandwidth, launch and slow
 operators were fitted to what ``examples/benchmarks/operator_costs.py`` measures, and those that it does not
-meet to runs on two million numbers. The estimate of any other operator is not relied on. :func:`profile_of`
+meet to ``kernel_factors.py`` there. The estimate of any other operator is not relied on. :func:`profile_of`
 takes it times the number of threads. Types that have no rate are computed at that of float32.
 """
 
