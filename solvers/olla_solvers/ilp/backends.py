@@ -21,6 +21,7 @@ from typing import Any
 
 from olla_solvers.effort.apart import run_module
 from olla_solvers.errors import OptionError, SolverUnavailableError
+from olla_solvers.ilp import solver_process
 from olla_solvers.ilp.model import LinearModel
 from olla_solvers.plan import SolverStatus
 
@@ -161,6 +162,35 @@ def solve(model: LinearModel, solver: str, *, time_limit: float | None = None) -
         if not answer.exists():
             return Solution(Outcome.FAILED, None, None, None, seconds, words)
         response: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    return _solution(response, model, solver, seconds)
+
+
+def solve_here(model: LinearModel, solver: str, *, time_limit: float | None = None) -> Solution:
+    """Solve a model as :func:`solve` does, but in this process and its working folder.
+
+    Nobody ends it at its limit. It is for processes that are there to be ended
+    (:mod:`olla_solvers.effort.apart`).
+
+    Args:
+        model: minimises its objective column.
+        solver: one of :data:`SOLVERS`.
+        time_limit: seconds that the solver is told.
+
+    Returns:
+        The solver's result.
+
+    Raises:
+        SolverUnavailableError: if it is not installed, or its licence does not take the model.
+    """
+    start = time.monotonic()
+    response = solver_process.answered(
+        {"solver": solver, "time_limit": time_limit, "model": _to_document(model)}
+    )
+    return _solution(response, model, solver, time.monotonic() - start)
+
+
+def _solution(response: dict[str, Any], model: LinearModel, solver: str, seconds: float) -> Solution:
+    """Return what a solver's process has written."""
     outcome = Outcome(response["status"])
     if outcome is Outcome.UNAVAILABLE:
         raise SolverUnavailableError(f"{_not_installed(solver)} ({response['detail']})")

@@ -46,12 +46,20 @@ def main(request_path: str, response_path: str) -> None:
         response_path: where to write the JSON answer.
     """
     request = json.loads(Path(request_path).read_text(encoding="utf-8"))
+    Path(response_path).write_text(json.dumps(answered(request)), encoding="utf-8")
+
+
+def answered(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the response to a request, solved in this process and its working folder.
+
+    Args:
+        request: as :func:`main` reads it.
+    """
     try:
-        response = _solve(request)
+        return _solve(request)
     except Exception as error:  # the caller decides what each failure means
         text = f"{type(error).__name__}: {error}"
-        response = {"status": "too_large" if _TOO_LARGE in text else "failed", "detail": text}
-    Path(response_path).write_text(json.dumps(response), encoding="utf-8")
+        return {"status": "too_large" if _TOO_LARGE in text else "failed", "detail": text}
 
 
 def _solve(request: dict[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,8 @@ class LowerBound:
         operator: at whose first run it is counted; None if nothing is to be proven.
         price: of a byte, in seconds.
         least_bytes: that any sequence needs, as far as was proven.
+        moments: the operators of the integer program that proves it; empty if a minimum cut does. See
+            :mod:`olla_solvers.recomputation.residency_program`.
     """
 
     budget_bytes: Bytes
@@ -54,6 +56,7 @@ class LowerBound:
     operator: OperatorIndex | None
     price: float
     least_bytes: Bytes
+    moments: tuple[OperatorIndex, ...] = ()
 
     @property
     def is_impossible(self) -> bool:
@@ -83,7 +86,7 @@ class Bounds:
     def __init__(self, instance: Instance) -> None:
         """Count what each operator needs by itself."""
         self._instance = instance
-        self._own = [self._own_bytes(operator) for operator in range(len(instance.reads))]
+        self._own = [own_bytes(instance, operator) for operator in range(len(instance.reads))]
         sizes = instance.flat.array_bytes
         reads = [sum(sizes[array] for array in read) for read in instance.reads]
         self._alone = [own + read for own, read in zip(self._own, reads, strict=True)]
@@ -175,17 +178,6 @@ class Bounds:
             return before
         return replace(before, extra_seconds=best_seconds, operator=operator, price=best_price)
 
-    def _own_bytes(self, operator: OperatorIndex) -> Bytes:
-        """Return the bytes of an operator's results and workspace that lie beside what it reads."""
-        flat, instance = self._instance.flat, self._instance
-        taken: dict[int, Bytes] = {}
-        for read, made in instance.problem.takes_over:
-            if made in instance.makes[operator] and flat.array_bytes[read]:
-                taken[made] = flat.array_bytes[made]
-        made_bytes: Bytes = sum(flat.array_bytes[array] for array in instance.makes[operator])
-        workspace_bytes: Bytes = flat.workspace_bytes[operator]
-        return made_bytes + workspace_bytes - sum(taken.values())
-
     def _network(self, operator: OperatorIndex, deadline: float) -> Cuts:
         """Return the cuts at an operator's first run."""
         if operator not in self._networks:
@@ -201,8 +193,8 @@ class Bounds:
     def _choice(self, operator: OperatorIndex) -> Choice:
         """Return what an operator and its descendants need of others' results, and how these come to be."""
         instance, problem = self._instance, self._instance.problem
-        before = _reachable(operator, problem.problem.predecessors)
-        after = _reachable(operator, problem.problem.successors)
+        before = reachable(operator, problem.problem.predecessors)
+        after = reachable(operator, problem.problem.successors)
         there = set(instance.reads[operator])
         needed, sizes = [], [0] * len(problem.makers)
         makers: list[Sequence[OperatorIndex]] = list(problem.makers)
@@ -228,8 +220,30 @@ class Bounds:
         return Choice(needed, makers, instance.reads, seconds, sizes, problem.step_seconds)
 
 
-def _reachable(start: OperatorIndex, neighbours: Sequence[Sequence[OperatorIndex]]) -> list[bool]:
-    """Return for each operator if it is reached; the start is."""
+def own_bytes(instance: Instance, operator: OperatorIndex) -> Bytes:
+    """Return the bytes of an operator's results and workspace that lie beside what it reads.
+
+    Args:
+        instance: the step.
+        operator: which.
+    """
+    flat = instance.flat
+    taken: dict[int, Bytes] = {}
+    for read, made in instance.problem.takes_over:
+        if made in instance.makes[operator] and flat.array_bytes[read]:
+            taken[made] = flat.array_bytes[made]
+    made_bytes: Bytes = sum(flat.array_bytes[array] for array in instance.makes[operator])
+    workspace_bytes: Bytes = flat.workspace_bytes[operator]
+    return made_bytes + workspace_bytes - sum(taken.values())
+
+
+def reachable(start: OperatorIndex, neighbours: Sequence[Sequence[OperatorIndex]]) -> list[bool]:
+    """Return for each operator if it is reached; the start is.
+
+    Args:
+        start: an operator.
+        neighbours: of each.
+    """
     reached = [False] * len(neighbours)
     reached[start] = True
     todo = [start]

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from olla_solvers.effort.deadline import check_time
-from olla_solvers.problem import Bytes, OperatorIndex
+from olla_solvers.problem import Bytes, OperatorIndex, Timestep
 from olla_solvers.recomputation.instance import MOST_RUNS, Flat, Instance
 from olla_solvers.recomputation.problem import Execution, Recomputation, Seconds
-from olla_solvers.recomputation.walk import KEPT, NEVER, ONCE, Trace, excess, walk
+from olla_solvers.recomputation.walk import KEPT, MOMENTS_FROM, MOST_MOMENTS, NEVER, ONCE, Trace, excess, walk
 
 States = list[int]
 """The state of each unit, see :mod:`olla_solvers.recomputation.walk`."""
@@ -40,6 +40,7 @@ class Evaluator:
 
     Attributes:
         instance: the step.
+        flat: the step in numbers, with the moments at which units may be dropped.
         trace: what the last walk wrote.
         walks: how many there were.
     """
@@ -47,6 +48,7 @@ class Evaluator:
     def __init__(self, instance: Instance, deadline: float = math.inf) -> None:
         """Make room for the longest sequence."""
         self.instance = instance
+        self.flat = instance.flat
         self._deadline = deadline
         self.trace = _room(instance.flat)
         self.walks = 0
@@ -66,11 +68,33 @@ class Evaluator:
 
     def _walk(self, states: Sequence[int]) -> Evaluation:
         self.walks += 1
-        timesteps, versions, seconds = walk(self.instance.flat, states, self.trace)
+        timesteps, versions, seconds = walk(self.flat, states, self.trace)
         if timesteps < 0:
             return Evaluation(False, 0, 0.0, 0, 0)
         peak = max(self.trace.timestep_bytes[:timesteps], default=0)
         return Evaluation(True, peak, seconds, timesteps, versions)
+
+    def states_of(
+        self, positions: Sequence[Timestep], dropped: Sequence[Sequence[int] | None]
+    ) -> States:
+        """Return the states in which units are dropped at some moments.
+
+        Args:
+            positions: of the moments in the order.
+            dropped: for each unit the places of the moments at which it is dropped; None for its plain state.
+        """
+        moments = list(self.flat.moments)
+        moments += [position for position in positions if position not in moments]
+        if len(moments) > MOST_MOMENTS:
+            # States that were made with other moments are there no longer than those of the pool.
+            raise ProblemError(f"units can be dropped at {MOST_MOMENTS} moments at most")
+        self.flat = self.flat._replace(moments=moments)
+        bits = [1 << (MOMENTS_FROM + moments.index(position)) for position in positions]
+        states = plain_states(self.instance)
+        for unit, places in enumerate(dropped):
+            if places is not None:
+                states[unit] = sum(bits[place] for place in places)
+        return states
 
     def excess(self, evaluation: Evaluation, budget_bytes: Bytes) -> float:
         """Return the bytes beyond a budget, summed over the timesteps of the last walk."""

@@ -46,6 +46,7 @@ class Flat(NamedTuple):
     taken_starts: Numbers
     taken_from: Numbers
     taken_by: Numbers
+    moments: Numbers
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ def _flat(
         taken_starts=taken_starts,
         taken_from=taken_from,
         taken_by=[made for pairs in taken for _, made in pairs],
+        moments=[],
     )
 
 

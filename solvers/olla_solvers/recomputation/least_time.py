@@ -1,13 +1,17 @@
 """The fastest sequence within a budget, how far it is from what is proven, and the curve over budgets.
 
 Several orders of the step may be given: one with a small peak may keep alive what another makes again
-cheaply. The search of each (:mod:`olla_solvers.recomputation.search`) ends when it meets the bound
-(:mod:`olla_solvers.recomputation.bounds`), or its effort, counted in walks, is spent.
+cheaply. A bound comes first (:mod:`olla_solvers.recomputation.bounds`). If an integer program solver is
+installed, it is asked for states of each order and for a better bound
+(:mod:`olla_solvers.recomputation.residency`). The search of an order for which it has no optimum
+(:mod:`olla_solvers.recomputation.search`) ends when it meets the bound, or its effort, counted in walks, is
+spent.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +23,7 @@ from olla_solvers.recomputation.compiled import is_available
 from olla_solvers.recomputation.instance import prepare
 from olla_solvers.recomputation.pool import Found
 from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem, Seconds
+from olla_solvers.recomputation.residency import CLOSE, propose, solver_for
 from olla_solvers.recomputation.search import Search
 
 MOST_STEPS = 500_000
@@ -35,6 +40,12 @@ WORTH_COMPILING = 4.0
 
 FASTER = 50
 """Times as many walks are made in annealing then."""
+
+PROGRAMS_SECONDS = 3.0
+"""By the clock, for integer programs of one budget at the usual effort."""
+
+LEAST_UNITS = 20
+"""Fewer units that could be dropped are searched through before a solver would have started."""
 
 WALKS_A_UNIT = 40
 """Walks that are worth making for each unit that could be dropped."""
@@ -76,6 +87,7 @@ def least_time(
     deadline: float = math.inf,
     effort: float = 1.0,
     seed: int = 0,
+    solver: str = "auto",
 ) -> WithinBudget:
     """Return the fastest sequence within a budget.
 
@@ -86,6 +98,8 @@ def least_time(
         effort: how many times the usual number of walks to spend. From 4 on, annealing is compiled if numba
             is installed.
         seed: of the random numbers in annealing.
+        solver: ``cbc``, ``gurobi`` or ``highs`` for integer programs; ``auto`` for one that is installed,
+            ``none`` for no programs.
 
     Returns:
         The fastest sequence that was found; or, if none was within the budget, the one with the lowest peak,
@@ -93,8 +107,9 @@ def least_time(
 
     Raises:
         ProblemError: if order, seconds or makers do not fit a problem.
+        SolverUnavailableError: if the solver is not installed.
     """
-    return curve(problems, (budget_bytes,), deadline=deadline, effort=effort, seed=seed)[0]
+    return curve(problems, (budget_bytes,), deadline=deadline, effort=effort, seed=seed, solver=solver)[0]
 
 
 def curve(
@@ -104,6 +119,7 @@ def curve(
     deadline: float = math.inf,
     effort: float = 1.0,
     seed: int = 0,
+    solver: str = "auto",
 ) -> tuple[WithinBudget, ...]:
     """Return the fastest sequence within each of several budgets.
 
@@ -116,17 +132,19 @@ def curve(
         effort: how many times the usual number of walks to spend, for each budget. From 4 on,
             annealing is compiled if numba is installed.
         seed: of the random numbers in annealing.
+        solver: for integer programs; see :func:`least_time`.
 
     Returns:
         An answer for each budget, in their sequence.
 
     Raises:
         ProblemError: if there is no problem, or order, seconds or makers do not fit one.
+        SolverUnavailableError: if the solver is not installed.
     """
     given = (problems,) if isinstance(problems, RecomputationProblem) else tuple(problems)
     if not given:
         raise ProblemError("there is no order of a step to plan on")
-    planner = _Planner(given, deadline, effort, seed)
+    planner = _Planner(given, deadline, effort, seed, solver_for(solver))
     for budget in sorted(set(budgets), reverse=True):
         planner.search(budget)
     return tuple(planner.answer(budget) for budget in budgets)
@@ -136,41 +154,72 @@ class _Planner:
     """Searches of all orders, and the bounds, which need no order."""
 
     def __init__(
-        self, problems: Sequence[RecomputationProblem], deadline: float, effort: float, seed: int
+        self,
+        problems: Sequence[RecomputationProblem],
+        deadline: float,
+        effort: float,
+        seed: int,
+        solver: str | None,
     ) -> None:
         instances = [prepare(problem) for problem in problems]
+        self._problems = problems
         self._bounds = Bounds(instances[0])
         self._proven: dict[Bytes, LowerBound] = {}
         self._deadline = deadline
+        self._effort = effort
         units = max(len(instance.units.arrays) for instance in instances)
         usual = max(LEAST_WALKS, min(MOST_STEPS // max(1, len(problems[0].order)), WALKS_A_UNIT * units))
         self._walks = round(effort * usual) // len(instances)
         self._is_compiled = effort >= WORTH_COMPILING and is_available()
         self._tries = round(SHARE_OF_ANNEALING * self._walks) * (FASTER if self._is_compiled else 1)
         self._seed = seed
+        self._solver = solver if units >= LEAST_UNITS else None
         self._searches = [Search(instance, deadline) for instance in instances]
         self._is_started = False
 
     def search(self, budget_bytes: Bytes) -> None:
         """Search all orders, as long as what is found is slower than what is proven."""
-        bound = self._bound(budget_bytes)
-        if bound.is_impossible and self._is_started:
+        if self._bound(budget_bytes).is_impossible and self._is_started:
+            return
+        if self._is_settled(budget_bytes):
             return
         try:
-            if not self._is_started and self._fastest(budget_bytes)[1] is None:
-                self._is_started = True
-                for search in self._searches:
-                    search.find_starts(round(SHARE_OF_STARTS * self._walks))
-            for search in self._searches:
-                found = self._fastest(budget_bytes)[1]
-                if found is not None and found.extra_seconds <= bound.extra_seconds:
-                    return
+            settled = self._ask_solver(budget_bytes)
+            for order, search in enumerate(self._searches):
+                if order in settled or self._is_settled(budget_bytes):
+                    continue
+                self._start()
                 search.meet(budget_bytes, round((1 - SHARE_OF_STARTS - SHARE_OF_ANNEALING) * self._walks))
-                found = search.pool.fastest(budget_bytes)
-                if found is None or found.extra_seconds > bound.extra_seconds:
+                if not self._is_settled(budget_bytes):
                     search.improve(budget_bytes, self._tries, self._seed, self._is_compiled)
         except DeadlinePassedError:
             return
+
+    def _start(self) -> None:
+        """Find where the searches begin, once for all budgets."""
+        if not self._is_started:
+            self._is_started = True
+            for search in self._searches:
+                search.find_starts(round(SHARE_OF_STARTS * self._walks))
+
+    def _is_settled(self, budget_bytes: Bytes) -> bool:
+        """Return True if states within a budget are as fast as is proven."""
+        found = self._fastest(budget_bytes)[1]
+        slack = CLOSE * self._problems[0].step_seconds
+        return found is not None and found.extra_seconds <= self._bound(budget_bytes).extra_seconds + slack
+
+    def _ask_solver(self, budget_bytes: Bytes) -> set[int]:
+        """Add what integer programs find and prove; return the orders whose fastest states these are."""
+        bound = self._bound(budget_bytes)
+        if self._solver is None or bound.is_impossible:
+            return set()
+        left = min(self._effort * PROGRAMS_SECONDS, self._deadline - time.monotonic())
+        proposals = propose(self._problems, bound, self._solver, seconds=left)
+        self._proven[budget_bytes] = proposals.bound
+        for proposal in proposals.states:
+            search = self._searches[proposal.order]
+            search.try_states(search.evaluator.states_of(proposal.positions, proposal.dropped))
+        return {proposal.order for proposal in proposals.states if proposal.is_optimal}
 
     def answer(self, budget_bytes: Bytes) -> WithinBudget:
         """Return the fastest of all searches, or the lowest."""

@@ -119,7 +119,7 @@ class Search:
             is_compiled: whether to have numba compile them.
         """
         start = self.pool.fastest(budget_bytes) or self.pool.lowest
-        flat, trace = self._instance.flat, self.evaluator.trace
+        flat, trace = self.evaluator.flat, self.evaluator.trace
         step_seconds = self._instance.problem.step_seconds
         states: Any = list(start.states)
         best: Any = list(start.states)

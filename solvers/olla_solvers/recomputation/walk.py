@@ -19,6 +19,12 @@ from olla_solvers.recomputation.instance import MOST_RUNS, Flat, Numbers
 KEPT, ONCE, OFTEN, ALWAYS = 0, 1, 2, 3
 """States of a unit: kept; made again before its first late reader, then kept; made again after each gap."""
 
+MOMENTS_FROM = 2
+"""A larger state says at which moments a unit is dropped: bit 2 that it is at the first of them, and so on."""
+
+MOST_MOMENTS = 60
+"""That fit into a state."""
+
 LONG_GAP, SHORT_GAP = 10, 100
 """Shares of the order, as reciprocals, after which units in states ``OFTEN`` and ``ALWAYS`` are dropped."""
 
@@ -119,11 +125,15 @@ def _clear(flat: Flat, trace: Trace) -> None:
 
 
 def _is_there(flat: Flat, states: Numbers, trace: Trace, unit: int, position: int) -> bool:
-    """Return True if a unit was made again and not dropped since; it is demanded now."""
-    if trace.runs[unit] == 0:
-        return False
+    """Return True if a unit was kept or made again, and not dropped since; it is demanded now."""
     state = states[unit]
-    if state != ONCE:
+    if state > ALWAYS:
+        for at in range(len(flat.moments)):
+            if trace.demanded[unit] < flat.moments[at] <= position and state >> (MOMENTS_FROM + at) & 1:
+                return False
+    elif trace.runs[unit] == 0:
+        return False
+    elif state != ONCE:
         gap = len(flat.order) // (LONG_GAP if state == OFTEN else SHORT_GAP)
         if position - trace.demanded[unit] > gap:
             return False
