@@ -165,7 +165,9 @@ def solve(model: LinearModel, solver: str, *, time_limit: float | None = None) -
     return _solution(response, model, solver, seconds)
 
 
-def solve_here(model: LinearModel, solver: str, *, time_limit: float | None = None) -> Solution:
+def solve_here(
+    model: LinearModel, solver: str, *, time_limit: float | None = None, gap: float = 0.0
+) -> Solution:
     """Solve a model as :func:`solve` does, but in this process and its working folder.
 
     Nobody ends it at its limit. It is for processes that are there to be ended
@@ -175,6 +177,8 @@ def solve_here(model: LinearModel, solver: str, *, time_limit: float | None = No
         model: minimises its objective column.
         solver: one of :data:`SOLVERS`.
         time_limit: seconds that the solver is told.
+        gap: an objective so far above the bound is good enough. CBC, which does not tell the bound then, gets
+            none.
 
     Returns:
         The solver's result.
@@ -184,7 +188,7 @@ def solve_here(model: LinearModel, solver: str, *, time_limit: float | None = No
     """
     start = time.monotonic()
     response = solver_process.answered(
-        {"solver": solver, "time_limit": time_limit, "model": _to_document(model)}
+        {"solver": solver, "time_limit": time_limit, "gap": gap, "model": _to_document(model)}
     )
     return _solution(response, model, solver, time.monotonic() - start)
 

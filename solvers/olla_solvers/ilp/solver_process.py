@@ -42,7 +42,7 @@ def main(request_path: str, response_path: str) -> None:
     """Serve one request.
 
     Args:
-        request_path: JSON with ``solver``, ``time_limit`` and ``model``.
+        request_path: JSON with ``solver``, ``time_limit``, ``model`` and perhaps ``gap``.
         response_path: where to write the JSON answer.
     """
     request = json.loads(Path(request_path).read_text(encoding="utf-8"))
@@ -69,7 +69,9 @@ def _solve(request: dict[str, Any]) -> dict[str, Any]:
     if adapter is None:
         return {"status": "unavailable", "detail": f"PuLP {pulp.__version__} finds no {request['solver']}"}
     problem, columns = _to_pulp(request["model"])
-    solver = pulp.getSolver(adapter, **_options(request["solver"], request["time_limit"]))
+    solver = pulp.getSolver(
+        adapter, **_options(request["solver"], request["time_limit"], request.get("gap", 0.0))
+    )
     if request["solver"] == "highs":
         solver.callSolver = _start_highs
     started = time.monotonic()
@@ -100,8 +102,8 @@ def _to_pulp(model: dict[str, Any]) -> tuple[Any, list[Any]]:
     return problem, columns
 
 
-def _options(solver: str, time_limit: float | None) -> dict[str, Any]:
-    """Return options for zero gap, tight integrality, a warm start and no output, in each solver's words."""
+def _options(solver: str, time_limit: float | None, gap: float) -> dict[str, Any]:
+    """Return options for a gap, tight integrality, a warm start and no output, in each solver's words."""
     if solver == "cbc":
         tolerance = f"integerTolerance {_INTEGER_TOLERANCE}"
         options = {"warmStart": True, "keepFiles": True, "logPath": _LOG, "options": [tolerance]}
@@ -111,8 +113,14 @@ def _options(solver: str, time_limit: float | None) -> dict[str, Any]:
         return {"msg": False, "timeLimit": time_limit, "timeMode": "cpu", "gapRel": 0, **options}
     if solver == "highs":
         tolerance_name = "mip_feasibility_tolerance"
-        return {"msg": False, "timeLimit": time_limit, "gapRel": 0, tolerance_name: _INTEGER_TOLERANCE}
-    options = {"warmStart": True, "MIPGap": 0, "IntFeasTol": _INTEGER_TOLERANCE}
+        return {
+            "msg": False,
+            "timeLimit": time_limit,
+            "gapRel": 0,
+            "gapAbs": gap,
+            tolerance_name: _INTEGER_TOLERANCE,
+        }
+    options = {"warmStart": True, "MIPGap": 0, "MIPGapAbs": gap, "IntFeasTol": _INTEGER_TOLERANCE}
     return {"msg": False, "timeLimit": time_limit, **options}
 
 

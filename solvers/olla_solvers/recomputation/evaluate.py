@@ -10,7 +10,7 @@ from olla_solvers.effort.deadline import check_time
 from olla_solvers.problem import Bytes, OperatorIndex, Timestep
 from olla_solvers.recomputation.instance import MOST_RUNS, Flat, Instance
 from olla_solvers.recomputation.problem import Execution, Recomputation, Seconds
-from olla_solvers.recomputation.walk import KEPT, MOMENTS_FROM, MOST_MOMENTS, NEVER, ONCE, Trace, excess, walk
+from olla_solvers.recomputation.walk import KEPT, MOMENTS_FROM, NEVER, ONCE, Trace, excess, walk
 
 States = list[int]
 """The state of each unit, see :mod:`olla_solvers.recomputation.walk`."""
@@ -74,9 +74,7 @@ class Evaluator:
         peak = max(self.trace.timestep_bytes[:timesteps], default=0)
         return Evaluation(True, peak, seconds, timesteps, versions)
 
-    def states_of(
-        self, positions: Sequence[Timestep], dropped: Sequence[Sequence[int] | None]
-    ) -> States:
+    def states_of(self, positions: Sequence[Timestep], dropped: Sequence[Sequence[int] | None]) -> States:
         """Return the states in which units are dropped at some moments.
 
         Args:
@@ -85,9 +83,6 @@ class Evaluator:
         """
         moments = list(self.flat.moments)
         moments += [position for position in positions if position not in moments]
-        if len(moments) > MOST_MOMENTS:
-            # States that were made with other moments are there no longer than those of the pool.
-            raise ProblemError(f"units can be dropped at {MOST_MOMENTS} moments at most")
         self.flat = self.flat._replace(moments=moments)
         bits = [1 << (MOMENTS_FROM + moments.index(position)) for position in positions]
         states = plain_states(self.instance)

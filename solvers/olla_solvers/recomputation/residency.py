@@ -1,10 +1,10 @@
 """Finds states by integer programs of what is resident at few operators, and proves by them.
 
-A program (:mod:`olla_solvers.recomputation.residency_program`) counts bytes at its moments alone. So the first
-one has a single moment, where the bound by minimum cuts proves most. Its solution is walked; where the bytes
-pass the budget there is another moment, and so on (cutting planes, but found by simulation). If the walk of an
-optimum is within the budget, no states of that order are faster. If bytes pass the budget at a moment itself, by what
-repetitions need meanwhile, its room becomes smaller, and nothing is proven any more.
+A program (:mod:`olla_solvers.recomputation.residency_program`) counts bytes at its moments alone. So the
+first one has a single moment, where the bound by minimum cuts proves most. Its solution is walked; where the
+bytes pass the budget there is another moment, and so on (cutting planes, but found by simulation). If the
+walk of an optimum is within the budget, no states of that order are faster. If bytes pass the budget at a
+moment itself, by what repetitions need meanwhile, its room becomes smaller, and nothing is proven any more.
 
 A program of the same moments, but with what must have run before and after them in any order, proves a bound.
 
@@ -17,7 +17,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from olla_solvers.effort import apart
 from olla_solvers.effort.deadline import DeadlinePassedError
@@ -30,7 +29,6 @@ from olla_solvers.recomputation.instance import Instance, prepare
 from olla_solvers.recomputation.problem import RecomputationProblem, Seconds
 from olla_solvers.recomputation.residency_program import (
     COST_OF_STEP,
-    Makers,
     Moment,
     ResidencyProgram,
     makers_of_operators,
@@ -43,6 +41,12 @@ PREFERRED = ("highs", "cbc", "gurobi")
 MOST_MOMENTS = 6
 """Of one program."""
 
+NEW_MOMENTS, APART = 2, 20
+"""Moments that are added after a walk, and the share of backward, as reciprocal, that lies between them."""
+
+FAR = 0.05
+"""Share of the budget by which it must be passed for more than one to be added."""
+
 MOST_PROGRAMS = 8
 """For one order."""
 
@@ -51,6 +55,9 @@ MOST_COLUMNS = 6000
 
 MOST_SECONDS = 2.0
 """For one program, by the clock."""
+
+SHARE_OF_SEARCH = 0.7
+"""Share of the time in which programs of orders are begun; then one is for a bound of any order."""
 
 CLOSE = 2e-4
 """Share of the step's seconds by which states may be slower than what is proven."""
@@ -149,7 +156,7 @@ def propose_here(
         seconds: by the clock.
         offer: called with each answer that is better than those before.
     """
-    proposer = _Proposer(bound, solver, time.monotonic() + seconds, offer)
+    proposer = _Proposer(bound, solver, seconds, offer)
     try:
         proposer.run([prepare(problem) for problem in problems])
     except (_TooLargeError, DeadlinePassedError):
@@ -160,72 +167,147 @@ class _TooLargeError(Exception):
     """Raised if a program is too large to be worth solving; never leaves this module."""
 
 
+class _Order:
+    """One order, and the program of it.
+
+    Attributes:
+        index: which of the orders.
+        evaluator: of it.
+        is_exact: True as long as no states within the budget are excluded.
+        rooms: for each moment's operator the bytes for what is resident.
+        programs: how many were solved.
+        seconds: of the last program's solution.
+        is_open: True if another program may find faster states.
+    """
+
+    def __init__(self, index: int, instance: Instance, bound: LowerBound, deadline: float) -> None:
+        self.index = index
+        self.evaluator = Evaluator(instance, deadline)
+        self.is_exact = True
+        self.rooms = {_operator(bound): bound.budget_bytes - own_bytes(instance, _operator(bound))}
+        self.programs = 0
+        self.seconds = 0.0
+        self.is_open = True
+        self._position = {operator: timestep for timestep, operator in enumerate(instance.problem.order)}
+        self._makers = makers_of_units(instance)
+
+    @property
+    def operators(self) -> list[OperatorIndex]:
+        """Those of the moments, in the sequence of the order."""
+        return sorted(self.rooms, key=self._position.__getitem__)
+
+    def program(self) -> ResidencyProgram:
+        """State the next program."""
+        instance = self.evaluator.instance
+        moments = [self._moment(operator) for operator in self.operators]
+        return ResidencyProgram(instance, self._makers, moments)
+
+    def _moment(self, operator: OperatorIndex) -> Moment:
+        here = self._position[operator]
+        has_run = [self._position[other] < here for other in range(len(self._position))]
+        return Moment(operator, self.rooms[operator], has_run, [not ran for ran in has_run], here)
+
+    def proposal(self, program: ResidencyProgram, values: Sequence[float], is_optimal: bool) -> Proposal:
+        """Return the states that a solution stands for."""
+        operators = self.operators
+        resident = [program.resident(values, at) for at in range(len(operators))]
+        runs = [program.runs(values, at) for at in range(len(operators))]
+        dropped = tuple(
+            tuple(
+                at
+                for at, (there, again) in enumerate(zip(resident, runs, strict=True))
+                # All of a unit's arrays are made again if one of them is.
+                if unit in again or there.isdisjoint(arrays)
+            )
+            if any(map(program.mentions, arrays))
+            else None
+            for unit, arrays in enumerate(self.evaluator.instance.units.arrays)
+        )
+        positions = tuple(self._position[operator] for operator in operators)
+        return Proposal(self.index, positions, dropped, is_optimal)
+
+    def tighten(
+        self, program: ResidencyProgram, values: Sequence[float], evaluation: Evaluation, budget_bytes: Bytes
+    ) -> bool:
+        """Add moments where bytes pass the budget, or make room there; return False if neither goes."""
+        worst, *others = _beyond(self.evaluator, evaluation, budget_bytes)
+        if worst.operator in self.rooms:
+            self.is_exact = False
+            at = self.operators.index(worst.operator)
+            self.rooms[worst.operator] = program.resident_bytes(values, at) - worst.excess_bytes
+        is_far = worst.excess_bytes > FAR * budget_bytes
+        for new in (worst, *others) if is_far else (worst,):
+            if new.operator not in self.rooms and len(self.rooms) < MOST_MOMENTS:
+                own = own_bytes(self.evaluator.instance, new.operator)
+                self.rooms[new.operator] = budget_bytes - own
+        return worst.operator in self.rooms
+
+
 class _Proposer:
     """States and solves programs, one after the other."""
 
     def __init__(
-        self, bound: LowerBound, solver: str, deadline: float, offer: Callable[[Proposals], None]
+        self, bound: LowerBound, solver: str, seconds: Seconds, offer: Callable[[Proposals], None]
     ) -> None:
         self._found = Proposals(bound)
         self._solver = solver
-        self._deadline = deadline
+        now = time.monotonic()
+        self._deadline, self._end_of_search = now + seconds, now + SHARE_OF_SEARCH * seconds
         self._offer = offer
 
     def run(self, instances: Sequence[Instance]) -> None:
-        """Look for states of each order until some are as fast as is proven."""
-        best = math.inf
-        for index, instance in enumerate(instances):
-            moments, fastest = self._improve_order(index, instance)
-            best = min(best, fastest)
-            if best < math.inf or index == len(instances) - 1:
-                self._prove(instances[0], moments)
-            bound = self._found.bound
-            if best <= bound.extra_seconds + CLOSE * instance.problem.step_seconds:
-                return
-
-    def _improve_order(self, index: int, instance: Instance) -> tuple[list[OperatorIndex], Seconds]:
-        """Propose states of an order; return the moments, and the seconds of states within the budget."""
+        """Look for states of the order that may be the fastest, until none is left; then for a bound."""
         bound = self._found.bound
-        evaluator = Evaluator(instance, self._deadline)
-        makers = makers_of_units(instance)
-        position = {operator: timestep for timestep, operator in enumerate(instance.problem.order)}
-        rooms = {_operator(bound): bound.budget_bytes - own_bytes(instance, _operator(bound))}
-        is_exact = True
-        for _ in range(MOST_PROGRAMS):
-            operators = sorted(rooms, key=position.__getitem__)
-            moments = [moment_of_order(position, operator, rooms[operator]) for operator in operators]
-            program = ResidencyProgram(instance, makers, moments)
-            solution = self._solve(program.model)
-            if solution.values is None:
+        orders = [_Order(index, instance, bound, self._deadline) for index, instance in enumerate(instances)]
+        best, best_order = math.inf, orders[0]
+        slack = CLOSE * instances[0].problem.step_seconds
+        is_proven = False
+        while True:
+            if not is_proven and all(order.programs for order in orders):
+                self._prove(instances[0], ())
+                is_proven = True
+            left = [order for order in orders if order.is_open and order.seconds < best - slack]
+            if not left or time.monotonic() >= self._end_of_search:
                 break
-            is_optimal = is_exact and solution.outcome is backends.Outcome.OPTIMAL
-            proposal = _proposal(index, instance, program, solution.values, operators, is_optimal)
-            evaluation = evaluator.evaluate(evaluator.states_of(proposal.positions, proposal.dropped))
-            is_within = evaluation.is_valid and evaluation.peak_bytes <= bound.budget_bytes
-            proposal = replace(proposal, is_optimal=is_optimal and is_within)
-            self._offer_more(replace(self._found, states=(*self._found.states, proposal)))
-            if is_within:
-                return operators, evaluation.extra_seconds
-            if not evaluation.is_valid:
-                break
-            operator, excess_bytes = _worst(evaluator, evaluation, bound.budget_bytes)
-            if operator in rooms:
-                is_exact = False
-                rooms[operator] -= excess_bytes
-            elif len(rooms) < MOST_MOMENTS:
-                rooms[operator] = bound.budget_bytes - own_bytes(instance, operator)
-            else:
-                break
-        return operators, math.inf
+            order = min(left, key=lambda each: each.seconds)
+            seconds = self._advance(order)
+            if seconds < best:
+                best, best_order = seconds, order
+            if best <= self._found.bound.extra_seconds + slack:
+                return
+        self._prove(instances[0], best_order.operators)
+
+    def _advance(self, order: _Order) -> Seconds:
+        """Solve an order's next program; return the seconds of its states, infinite beyond the budget."""
+        budget_bytes, evaluator = self._found.bound.budget_bytes, order.evaluator
+        order.programs += 1
+        order.is_open = order.programs < MOST_PROGRAMS
+        program = order.program()
+        solution = self._solve(program.model)
+        if solution.values is None:
+            order.is_open = False
+            return math.inf
+        is_optimal = order.is_exact and solution.outcome is backends.Outcome.OPTIMAL
+        proposal = order.proposal(program, solution.values, is_optimal)
+        evaluation = evaluator.evaluate(evaluator.states_of(proposal.positions, proposal.dropped))
+        order.seconds = max(order.seconds, evaluation.extra_seconds)
+        is_within = evaluation.is_valid and evaluation.peak_bytes <= budget_bytes
+        proposal = replace(proposal, is_optimal=is_optimal and is_within)
+        self._offer_more(replace(self._found, states=(*self._found.states, proposal)))
+        if is_within or not evaluation.is_valid:
+            order.is_open = False
+        elif not order.tighten(program, solution.values, evaluation, budget_bytes):
+            order.is_open = False
+        return evaluation.extra_seconds if is_within else math.inf
 
     def _prove(self, instance: Instance, operators: Sequence[OperatorIndex]) -> None:
         """Prove a bound of any order by moments whose sequence is the same in all orders."""
         bound = self._found.bound
-        chain = [_any_order(instance, _operator(bound), bound.budget_bytes)]
+        chain = [moment_of_any_order(instance, _operator(bound), bound.budget_bytes)]
         for operator in operators:
             if all(moment.has_run[operator] or moment.is_to_come[operator] for moment in chain):
                 if all(moment.operator != operator for moment in chain):
-                    chain.append(_any_order(instance, operator, bound.budget_bytes))
+                    chain.append(moment_of_any_order(instance, operator, bound.budget_bytes))
         chain.sort(key=lambda moment: sum(moment.is_to_come), reverse=True)
         program = ResidencyProgram(instance, makers_of_operators(instance), chain)
         solution = self._solve(program.model)
@@ -245,7 +327,7 @@ class _Proposer:
         left = min(MOST_SECONDS, self._deadline - time.monotonic())
         if left <= 0:
             raise DeadlinePassedError
-        return backends.solve_here(model, self._solver, time_limit=left)
+        return backends.solve_here(model, self._solver, time_limit=left, gap=CLOSE * COST_OF_STEP)
 
     def _offer_more(self, proposals: Proposals) -> None:
         self._found = proposals
@@ -256,23 +338,14 @@ def _operator(bound: LowerBound) -> OperatorIndex:
     return bound.operator or 0
 
 
-def moment_of_order(
-    position: dict[OperatorIndex, Timestep], operator: OperatorIndex, room_bytes: Bytes
-) -> Moment:
-    """Return an operator's first run in an order.
+def moment_of_any_order(instance: Instance, operator: OperatorIndex, budget_bytes: Bytes) -> Moment:
+    """Return an operator's first run in any order.
 
     Args:
-        position: of each operator in the order.
+        instance: the step.
         operator: which.
-        room_bytes: for what is resident.
+        budget_bytes: of planned arrays and workspaces.
     """
-    here = position[operator]
-    has_run = [position[other] < here for other in range(len(position))]
-    return Moment(operator, room_bytes, has_run, [not ran for ran in has_run])
-
-
-def _any_order(instance: Instance, operator: OperatorIndex, budget_bytes: Bytes) -> Moment:
-    """Return an operator's first run in any order."""
     problem = instance.problem.problem
     return Moment(
         operator,
@@ -282,42 +355,30 @@ def _any_order(instance: Instance, operator: OperatorIndex, budget_bytes: Bytes)
     )
 
 
-def _proposal(
-    index: int,
-    instance: Instance,
-    program: ResidencyProgram,
-    values: Sequence[float],
-    operators: Sequence[OperatorIndex],
-    is_optimal: bool,
-) -> Proposal:
-    """Return the states that a solution stands for."""
-    position = {operator: timestep for timestep, operator in enumerate(instance.problem.order)}
-    resident = [program.resident(values, at) for at in range(len(operators))]
-    runs = [program.runs(values, at) for at in range(len(operators))]
-    dropped = tuple(
-        tuple(
-            at
-            for at, (there, again) in enumerate(zip(resident, runs, strict=True))
-            # All of a unit's arrays are made again if one of them is.
-            if unit in again or there.isdisjoint(arrays)
-        )
-        if any(map(program.mentions, arrays))
-        else None
-        for unit, arrays in enumerate(instance.units.arrays)
-    )
-    return Proposal(index, tuple(position[operator] for operator in operators), dropped, is_optimal)
+@dataclass(frozen=True, slots=True)
+class _Excess:
+    """Bytes beyond the budget when a late operator runs, or something runs again for it."""
+
+    operator: OperatorIndex
+    excess_bytes: Bytes
 
 
-def _worst(
-    evaluator: Evaluator, evaluation: Evaluation, budget_bytes: Bytes
-) -> tuple[OperatorIndex, Bytes]:
-    """Return the late operator at or after the peak, and the bytes of the peak beyond the budget."""
+def _beyond(evaluator: Evaluator, evaluation: Evaluation, budget_bytes: Bytes) -> list[_Excess]:
+    """Return where bytes pass the budget, the worst first, at operators that are not close to each other."""
     trace, problem = evaluator.trace, evaluator.instance.problem
-    resident: list[Any] = trace.timestep_bytes[: evaluation.timesteps]
-    peak = max(range(evaluation.timesteps), key=resident.__getitem__)
-    late = (
-        trace.operator[timestep]
-        for timestep in range(peak, evaluation.timesteps)
-        if not trace.copy[timestep] and problem.is_late[trace.operator[timestep]]
-    )
-    return next(late, problem.order[-1]), resident[peak] - budget_bytes
+    excess_bytes: dict[OperatorIndex, Bytes] = {}
+    place: dict[OperatorIndex, Timestep] = {}
+    operator = problem.order[-1]
+    for timestep in reversed(range(evaluation.timesteps)):
+        if not trace.copy[timestep] and problem.is_late[trace.operator[timestep]]:
+            operator = trace.operator[timestep]
+            place[operator] = timestep
+        beyond_bytes = trace.timestep_bytes[timestep] - budget_bytes
+        excess_bytes[operator] = max(beyond_bytes, excess_bytes.get(operator, 0))
+    result: list[_Excess] = []
+    for operator in sorted(excess_bytes, key=lambda late: -excess_bytes[late]):
+        if excess_bytes[operator] <= 0 or len(result) == NEW_MOMENTS:
+            break
+        if all(abs(place[operator] - place[other.operator]) > len(place) // APART for other in result):
+            result.append(_Excess(operator, excess_bytes[operator]))
+    return result

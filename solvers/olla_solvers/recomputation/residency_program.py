@@ -21,7 +21,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from olla_solvers.ilp.model import Column, Expression, LinearModel
-from olla_solvers.problem import Bytes, OperatorIndex
+from olla_solvers.problem import Bytes, OperatorIndex, Timestep
 from olla_solvers.recomputation.instance import Instance
 from olla_solvers.recomputation.problem import ArrayIndex, Seconds
 
@@ -43,12 +43,14 @@ class Makers:
         reads: for each maker the arrays that it reads.
         seconds: of a repetition of each.
         operators: for each maker the first of its operators.
+        latest: for each maker the last timestep of an order before which it can run again.
     """
 
     of_array: Sequence[Sequence[Maker]]
     reads: Sequence[Collection[ArrayIndex]]
     seconds: Sequence[Seconds]
     operators: Sequence[OperatorIndex]
+    latest: Sequence[Timestep]
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,14 @@ class Moment:
         room_bytes: for arrays that are resident.
         has_run: for each operator True if it has run before in any case.
         is_to_come: for each operator True if it cannot have run; true of the moment's own.
+        position: in the order, or 0 if any order is meant.
     """
 
     operator: OperatorIndex
     room_bytes: Bytes
     has_run: Sequence[bool]
     is_to_come: Sequence[bool]
+    position: Timestep = 0
 
 
 _NEVER = -1
@@ -128,6 +132,15 @@ class ResidencyProgram:
             at: the moment's place.
         """
         return {array for array, column in self._resident[at].items() if values[column] > 0.5}
+
+    def resident_bytes(self, values: Sequence[float], at: int) -> Bytes:
+        """Return the bytes of these arrays.
+
+        Args:
+            values: of the solution's columns.
+            at: the moment's place.
+        """
+        return sum(self._sizes[array] for array in self.resident(values, at))
 
     def runs(self, values: Sequence[float], at: int) -> set[Maker]:
         """Return the makers that run again between a moment and the next.
@@ -211,6 +224,8 @@ class ResidencyProgram:
         columns = self._runs[at]
         if maker not in columns:
             columns[maker] = self.model.binary()
+            if self._makers.latest[maker] < self._moments[at].position:
+                self.model.upper[columns[maker]] = 0.0
             self._demands += [
                 _Demand(at, array, columns[maker])
                 for array in self._makers.reads[maker]
@@ -251,6 +266,7 @@ def makers_of_units(instance: Instance) -> Makers:
         ],
         seconds=units.seconds,
         operators=[operators[0] for operators in units.operators],
+        latest=units.latest,
     )
 
 
@@ -262,4 +278,5 @@ def makers_of_operators(instance: Instance) -> Makers:
         reads=instance.reads,
         seconds=problem.repetition_seconds,
         operators=range(len(instance.reads)),
+        latest=[len(problem.order)] * len(instance.reads),
     )

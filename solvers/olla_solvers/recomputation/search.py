@@ -25,7 +25,7 @@ from olla_solvers.recomputation.greedy import Greedy, prune
 from olla_solvers.recomputation.grid import segmented
 from olla_solvers.recomputation.instance import Instance
 from olla_solvers.recomputation.pool import Found, Pool
-from olla_solvers.recomputation.walk import ONCE
+from olla_solvers.recomputation.walk import MOST_MOMENTS, ONCE
 
 MOST_CORNERS = 49
 """Corners of the curve that are starts."""
@@ -116,7 +116,7 @@ class Search:
             budget_bytes: the peak that may not be passed.
             tries: walks to make.
             seed: of the random numbers.
-            is_compiled: whether to have numba compile them.
+            is_compiled: whether to have numba compile them; then states with very many moments stay.
         """
         start = self.pool.fastest(budget_bytes) or self.pool.lowest
         flat, trace = self.evaluator.flat, self.evaluator.trace
@@ -126,6 +126,8 @@ class Search:
         if not states:
             return
         if is_compiled:
+            if len(flat.moments) > MOST_MOMENTS:
+                return
             states, best = np.array(states), np.array(best)
             run, flat, trace = compiled_anneal(), as_arrays(flat), as_arrays(trace)
         else:

@@ -20,10 +20,10 @@ KEPT, ONCE, OFTEN, ALWAYS = 0, 1, 2, 3
 """States of a unit: kept; made again before its first late reader, then kept; made again after each gap."""
 
 MOMENTS_FROM = 2
-"""A larger state says at which moments a unit is dropped: bit 2 that it is at the first of them, and so on."""
+"""The bit of a larger state that says that a unit is dropped at the first moment; others follow."""
 
 MOST_MOMENTS = 60
-"""That fit into a state."""
+"""That fit into a state of compiled code."""
 
 LONG_GAP, SHORT_GAP = 10, 100
 """Shares of the order, as reciprocals, after which units in states ``OFTEN`` and ``ALWAYS`` are dropped."""

@@ -36,6 +36,59 @@ def test_every_state_of_random_steps_computes_the_same_with_the_bytes_that_it_sa
     assert refused > 20
 
 
+def check_moments(seeds: range) -> tuple[int, int]:
+    """Simulate states with moments; return how many repetitions, and how many of these came twice."""
+    repeated = twice = 0
+    for seed in seeds:
+        draw = random.Random(seed)
+        step = random_step(seed, 14)
+        evaluator = Evaluator(prepare(step.problem))
+        if len(step.problem.order) < 4:
+            continue
+        positions = sorted(draw.sample(range(1, len(step.problem.order)), 3))
+        for _ in range(10):
+            dropped = [
+                None if draw.random() < 0.2 else tuple(at for at in range(3) if draw.random() < 0.5)
+                for _ in evaluator.instance.units.arrays
+            ]
+            states = evaluator.states_of(positions, dropped)
+            if not evaluator.evaluate(states).is_valid:
+                continue
+            answer = evaluator.recomputation(states)
+            check_answer(step, answer)
+            repeated += bool(answer.dropped)
+            twice += any(execution.copy > 1 for execution in answer.executions)
+    return repeated, twice
+
+
+def test_states_with_moments_compute_the_same_with_the_bytes_that_they_say():
+    repeated, twice = check_moments(range(300))
+    assert repeated > 300
+    assert twice > 10
+
+
+@pytest.mark.slow
+def test_thousands_of_states_with_moments_compute_the_same():
+    check_moments(range(300, 4000))
+
+
+def test_a_unit_is_kept_until_the_first_moment_at_which_it_is_dropped():
+    # x is made at 0 and read at 1, 3, 5 by backward; dropped at timestep 4, it runs again before 5.
+    operators = tuple(Operator(f"o{number}") for number in range(6))
+    arrays = (Array("x", 8, 0, (1, 3, 5)), Array("y", 4, 1, (2,)), Array("z", 4, 2, (3,)))
+    problem = RecomputationProblem(
+        Problem(operators, arrays),
+        (0, 1, 2, 3, 4, 5),
+        (1.0,) * 6,
+        ((0,), (), ()),
+        (False, False, False, True, True, True),
+    )
+    evaluator = Evaluator(prepare(problem))
+    answer = evaluator.recomputation(evaluator.states_of((4,), ((0,),)))
+    assert [execution.operator for execution in answer.executions] == [0, 1, 2, 3, 4, 0, 5]
+    assert evaluator.recomputation(evaluator.states_of((4,), ((),))).dropped == ()
+
+
 @pytest.mark.slow
 def test_every_state_of_thousands_of_random_steps_computes_the_same():
     check_seeds(range(400, 8000))
