@@ -23,7 +23,7 @@ from olla_solvers.recomputation.compiled import is_available
 from olla_solvers.recomputation.instance import prepare
 from olla_solvers.recomputation.pool import Found
 from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem, Seconds
-from olla_solvers.recomputation.residency import CLOSE, propose, solver_for
+from olla_solvers.recomputation.residency import CLOSE, Proposal, propose, solver_for
 from olla_solvers.recomputation.search import Search
 
 MOST_STEPS = 500_000
@@ -35,6 +35,9 @@ LEAST_WALKS = 120
 SHARE_OF_STARTS, SHARE_OF_ANNEALING = 0.3, 0.3
 """Shares of the walks that are for starts, and for annealing what was found."""
 
+SHARE_OF_PROPOSALS = 0.3
+"""Walks on top of these that are for what integer programs propose, as a share of them."""
+
 WORTH_COMPILING = 4.0
 """The effort from which on the annealing is compiled, if numba is installed."""
 
@@ -42,7 +45,7 @@ FASTER = 50
 """Times as many walks are made in annealing then."""
 
 PROGRAMS_SECONDS = 4.0
-"""By the clock, for integer programs of one budget at the usual effort."""
+"""Of processor time, for integer programs of one budget at the usual effort."""
 
 LEAST_UNITS = 20
 """Fewer units that could be dropped are searched through before a solver would have started."""
@@ -184,12 +187,19 @@ class _Planner:
         if self._is_settled(budget_bytes):
             return
         try:
-            settled = self._ask_solver(budget_bytes)
+            proposals = self._ask_solver(budget_bytes)
+            settled = {proposal.order for proposal in proposals if proposal.is_optimal}
+            if settled:
+                self._add(proposals)
             for order, search in enumerate(self._searches):
                 if order in settled or self._is_settled(budget_bytes):
                     continue
                 self._start()
                 search.meet(budget_bytes, round((1 - SHARE_OF_STARTS - SHARE_OF_ANNEALING) * self._walks))
+                # What was proposed is close to the budget, and would hide other ways to meet it.
+                self._add([proposal for proposal in proposals if proposal.order == order])
+                if proposals:
+                    search.meet(budget_bytes, round(SHARE_OF_PROPOSALS * self._walks))
                 if not self._is_settled(budget_bytes):
                     search.improve(budget_bytes, self._tries, self._seed, self._is_compiled)
         except DeadlinePassedError:
@@ -208,18 +218,23 @@ class _Planner:
         slack = CLOSE * self._problems[0].step_seconds
         return found is not None and found.extra_seconds <= self._bound(budget_bytes).extra_seconds + slack
 
-    def _ask_solver(self, budget_bytes: Bytes) -> set[int]:
-        """Add what integer programs find and prove; return the orders whose fastest states these are."""
+    def _ask_solver(self, budget_bytes: Bytes) -> tuple[Proposal, ...]:
+        """Return what integer programs find; keep what they prove."""
         bound = self._bound(budget_bytes)
         if self._solver is None or bound.is_impossible:
-            return set()
-        left = min(self._effort * PROGRAMS_SECONDS, self._deadline - time.monotonic())
-        proposals = propose(self._problems, bound, self._solver, seconds=left)
+            return ()
+        left = self._deadline - time.monotonic()
+        proposals = propose(
+            self._problems, bound, self._solver, seconds=self._effort * PROGRAMS_SECONDS, by_the_clock=left
+        )
         self._proven[budget_bytes] = proposals.bound
-        for proposal in proposals.states:
+        return proposals.states
+
+    def _add(self, proposals: Sequence[Proposal]) -> None:
+        """Add proposed states to what was found."""
+        for proposal in proposals:
             search = self._searches[proposal.order]
             search.try_states(search.evaluator.states_of(proposal.positions, proposal.dropped))
-        return {proposal.order for proposal in proposals.states if proposal.is_optimal}
 
     def answer(self, budget_bytes: Bytes) -> WithinBudget:
         """Return the fastest of all searches, or the lowest."""

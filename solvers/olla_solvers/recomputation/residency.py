@@ -54,7 +54,10 @@ MOST_COLUMNS = 6000
 """Larger programs take more time than they save."""
 
 MOST_SECONDS = 2.0
-"""For one program, by the clock."""
+"""Of processor time, for one program."""
+
+SLOWEST = 4.0
+"""Times as long by the clock that processor time may take where other processes run, too."""
 
 SHARE_OF_SEARCH = 0.7
 """Share of the time in which programs of orders are begun; then one is for a bound of any order."""
@@ -119,7 +122,7 @@ def propose(
     solver: str,
     *,
     seconds: Seconds,
-    on_proposals: Callable[[Proposals], None] | None = None,
+    by_the_clock: Seconds = math.inf,
 ) -> Proposals:
     """Return states for a budget and a bound, both found by integer programs.
 
@@ -127,17 +130,18 @@ def propose(
         problems: the step, in one order or several.
         bound: what minimum cuts prove for the budget.
         solver: CBC, Gurobi or HiGHS.
-        seconds: by the clock.
-        on_proposals: called with what there is meanwhile.
+        seconds: of processor time.
+        by_the_clock: seconds that it may take at most.
 
     Returns:
         Without states if the time is too short or programs would be too large.
     """
     nothing = Proposals(bound)
-    if bound.operator is None or bound.is_impossible or seconds < apart.LEAST_SECONDS:
+    by_the_clock = min(by_the_clock, SLOWEST * seconds)
+    if bound.operator is None or bound.is_impossible or by_the_clock < apart.LEAST_SECONDS:
         return nothing
     arguments = (tuple(problems), bound, solver, seconds)
-    return apart.last_answer(propose_here, arguments, seconds, on_proposals) or nothing
+    return apart.last_answer(propose_here, arguments, by_the_clock) or nothing
 
 
 def propose_here(
@@ -153,7 +157,7 @@ def propose_here(
         problems: the step, in one order or several.
         bound: what minimum cuts prove for the budget.
         solver: CBC, Gurobi or HiGHS.
-        seconds: by the clock.
+        seconds: of processor time.
         offer: called with each answer that is better than those before.
     """
     proposer = _Proposer(bound, solver, seconds, offer)
@@ -180,9 +184,9 @@ class _Order:
         is_open: True if another program may find faster states.
     """
 
-    def __init__(self, index: int, instance: Instance, bound: LowerBound, deadline: float) -> None:
+    def __init__(self, index: int, instance: Instance, bound: LowerBound) -> None:
         self.index = index
-        self.evaluator = Evaluator(instance, deadline)
+        self.evaluator = Evaluator(instance)
         self.is_exact = True
         self.rooms = {_operator(bound): bound.budget_bytes - own_bytes(instance, _operator(bound))}
         self.programs = 0
@@ -251,14 +255,14 @@ class _Proposer:
     ) -> None:
         self._found = Proposals(bound)
         self._solver = solver
-        now = time.monotonic()
-        self._deadline, self._end_of_search = now + seconds, now + SHARE_OF_SEARCH * seconds
+        self._began = time.process_time(), time.monotonic()
+        self._seconds = seconds
         self._offer = offer
 
     def run(self, instances: Sequence[Instance]) -> None:
         """Look for states of the order that may be the fastest, until none is left; then for a bound."""
         bound = self._found.bound
-        orders = [_Order(index, instance, bound, self._deadline) for index, instance in enumerate(instances)]
+        orders = [_Order(index, instance, bound) for index, instance in enumerate(instances)]
         best, best_order = math.inf, orders[0]
         slack = CLOSE * instances[0].problem.step_seconds
         is_proven = False
@@ -267,7 +271,7 @@ class _Proposer:
                 self._prove(instances[0], ())
                 is_proven = True
             left = [order for order in orders if order.is_open and order.seconds < best - slack]
-            if not left or time.monotonic() >= self._end_of_search:
+            if not left or self._left() <= (1 - SHARE_OF_SEARCH) * self._seconds:
                 break
             order = min(left, key=lambda each: each.seconds)
             seconds = self._advance(order)
@@ -324,10 +328,17 @@ class _Proposer:
     def _solve(self, model: LinearModel) -> backends.Solution:
         if len(model.lower) > MOST_COLUMNS:
             raise _TooLargeError
-        left = min(MOST_SECONDS, self._deadline - time.monotonic())
+        left = min(MOST_SECONDS, self._left())
         if left <= 0:
             raise DeadlinePassedError
-        return backends.solve_here(model, self._solver, time_limit=left, gap=CLOSE * COST_OF_STEP)
+        # Solvers go by the clock, which is ahead where other processes run, too.
+        processor, clock = self._began
+        spent = max(0.01, time.process_time() - processor)
+        pace = min(SLOWEST, max(1.0, (time.monotonic() - clock) / spent))
+        return backends.solve_here(model, self._solver, time_limit=pace * left, gap=CLOSE * COST_OF_STEP)
+
+    def _left(self) -> Seconds:
+        return self._seconds - (time.process_time() - self._began[0])
 
     def _offer_more(self, proposals: Proposals) -> None:
         self._found = proposals
