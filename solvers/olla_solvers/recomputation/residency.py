@@ -214,20 +214,21 @@ class _Order:
     def proposal(self, program: ResidencyProgram, values: Sequence[float], is_optimal: bool) -> Proposal:
         """Return the states that a solution stands for."""
         operators = self.operators
+        positions = tuple(self._position[operator] for operator in operators)
         resident = [program.resident(values, at) for at in range(len(operators))]
         runs = [program.runs(values, at) for at in range(len(operators))]
+        units = self.evaluator.instance.units
         dropped = tuple(
             tuple(
                 at
                 for at, (there, again) in enumerate(zip(resident, runs, strict=True))
                 # All of a unit's arrays are made again if one of them is.
-                if unit in again or there.isdisjoint(arrays)
+                if units.earliest[unit] <= positions[at] and (unit in again or there.isdisjoint(arrays))
             )
             if any(map(program.mentions, arrays))
             else None
-            for unit, arrays in enumerate(self.evaluator.instance.units.arrays)
+            for unit, arrays in enumerate(units.arrays)
         )
-        positions = tuple(self._position[operator] for operator in operators)
         return Proposal(self.index, positions, dropped, is_optimal)
 
     def tighten(
