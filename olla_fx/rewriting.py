@@ -96,9 +96,9 @@ class Rewriting:
             Wanted(names, self.probe, dict(cuts or {}), self.loss_chunks) if names else None
         )
 
-    def keeping_forward(self, candidate: Candidate) -> Candidate:
-        """Return a candidate in whose graph backward writes over nothing that forward made."""
-        return self._after_passes(candidate.wanted, keep_forward=True)
+    def keeping_phases(self, candidate: Candidate) -> Candidate:
+        """Return a candidate in whose graph nothing is written over what an earlier phase made."""
+        return self._after_passes(candidate.wanted, keep_phases=True)
 
     def made_anew(self, candidate: Candidate) -> Candidate:
         """Return a candidate of another rewriting for the gradients and with the workspaces of this one."""
@@ -108,8 +108,8 @@ class Rewriting:
         """Return a dataflow with what is known of workspaces."""
         return with_workspaces(dataflow, self.workspaces)
 
-    def _after_passes(self, wanted: Wanted | None, *, keep_forward: bool = False) -> Candidate:
-        rewritten = run_passes(self.captured, wanted, keep_forward=keep_forward)
+    def _after_passes(self, wanted: Wanted | None, *, keep_phases: bool = False) -> Candidate:
+        rewritten = run_passes(self.captured, wanted, keep_phases=keep_phases)
         dataflow = build_dataflow(rewritten.graph_module, self.captured.device, self.gradients)
         return Candidate(self.with_workspaces(dataflow), rewritten.changes, wanted=wanted)
 

@@ -70,7 +70,7 @@ def step_to_plan(name: str, batch: int, device: str, rewrites: str) -> Recomputa
     captured = capture(request)
     probe = Probe(captured.device, False, lambda _, ask: ask())
     rewriting = Rewriting(captured, GradientsInBuffer(), probe)
-    kept = rewriting.ordered(rewriting.keeping_forward(choose_rewrites(rewriting, options.rewrites)))
+    kept = rewriting.ordered(rewriting.keeping_phases(choose_rewrites(rewriting, options.rewrites)))
     if kept.schedule is None:
         raise RuntimeError("the step has no order")
     costs = operator_seconds(kept.dataflow, profile_by_name(device))

@@ -37,7 +37,7 @@ class RecomputableStep:
 
     Attributes:
         rewriting: with which it was made.
-        kept: its graph in which backward writes over nothing that forward made, ordered.
+        kept: its graph in which nothing is written over what an earlier phase made, ordered.
         problem: what may run again in it.
         costs: of its operators.
         probe: says whether kernels give equal bits; None if none may be used that need this.
@@ -60,7 +60,7 @@ class RecomputableStep:
             candidate: its graph after the rewrites that pay.
             profile: of a device that is not there, whose time counts; None for the one that the step is for.
         """
-        kept = rewriting.ordered(rewriting.keeping_forward(candidate))
+        kept = rewriting.ordered(rewriting.keeping_phases(candidate))
         if kept.schedule is None:
             raise ValueError("the candidate was not ordered")
         costs = operator_seconds(kept.dataflow, profile)
