@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from functools import partial
+from operator import is_not
 
 import torch
 from torch import fx
@@ -72,7 +74,7 @@ def reinplace(graph: fx.Graph, *, keep_phases: bool = False) -> int:
     count = 0
     for node in list(graph.nodes):
         if node in starts:
-            regions.keep(itertools.takewhile(lambda earlier, start=node: earlier is not start, graph.nodes))
+            regions.keep(itertools.takewhile(partial(is_not, node), graph.nodes))
         if node.op != "call_function" or torch_compat.is_erased(node):
             continue
         if node.target is aten.copy.default:

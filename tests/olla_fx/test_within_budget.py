@@ -207,6 +207,17 @@ def test_micro_batches_keep_a_budget():
     assert_kept(step)
 
 
+def test_gradients_that_wait_for_their_norm_are_made_twice():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(64, 64), nn.Tanh())))
+    examples = [(torch.randn(2, 64), torch.randint(64, (2,))) for _ in range(RUNS)]
+    options = {"memory_budget": 0.5, "norm": 0.1, "runs_to_settle": 3}
+    step = ClippedStep(model, sgd, examples[0], **options).run(examples).step
+    assert step.plan.peak_bytes < 0.6 * sum(weight.nbytes for weight in model.parameters())
+    assert step.plan.recomputed.operators
+    assert_kept(step)
+
+
 def test_inference_recomputes_nothing():
     model, example = network(), batches(2)
     step = check_inference(model, [batch[:1] for batch in example], 1, memory_budget="1MiB")

@@ -134,10 +134,17 @@ def plain_states(instance: Instance) -> States:
 
 
 def states_of(instance: Instance, repeated: Iterable[int]) -> States:
-    """Return the states in which some units are made again once, and all else is as in the plain ones."""
+    """Return the states in which some units are made again once, and what they read of others is kept.
+
+    All else is as in the plain states.
+    """
+    repeated = set(repeated)
     states = plain_states(instance)
-    for unit in repeated:
+    for unit in sorted(repeated):
         states[unit] = ONCE
+        for read in instance.units.reads[unit]:
+            if read not in repeated:
+                states[read] = KEPT
     return states
 
 
