@@ -163,9 +163,7 @@ class ActivationCuts:
         """What is saved with a budget of 1: no operator that takes long reads anything made again."""
         instance = self.instance
         read = {
-            instance.units.of_array[array]
-            for operator in self.long
-            for array in instance.demands[operator]
+            instance.units.of_array[array] for operator in self.long for array in instance.demands[operator]
         }
         return self._saved(self._banned | read)
 
