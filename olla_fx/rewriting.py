@@ -155,6 +155,29 @@ def choose_rewrites(rewriting: Rewriting, names: Collection[str]) -> Candidate:
     return best if best.peak_bytes < plain.peak_bytes else plain
 
 
+def by_time(rewriting: Rewriting, candidate: Candidate) -> tuple[Candidate, ...]:
+    """Return a candidate without and with the rewrites that compute again, for a budget to choose from.
+
+    Where arrays are dropped and made again, these may lower the peak though they do not lower it without.
+
+    Args:
+        rewriting: the step.
+        candidate: with the rewrites that pay without a budget.
+
+    Returns:
+        The fastest first; one alone if such rewrites are not wanted, or find nothing.
+    """
+    wanted = candidate.wanted
+    if wanted is None or rewriting.loss_chunks is None:
+        return (candidate,)
+    fewer = [name for name in wanted.names if name not in COSTLIEST]
+    if any(change.rewrite in COSTLIEST for change in candidate.changes):
+        return rewriting.candidate(fewer, wanted.cuts), candidate
+    more = rewriting.candidate([*fewer, *COSTLIEST], wanted.cuts)
+    is_other = any(change.rewrite in COSTLIEST for change in more.changes)
+    return (candidate, more) if is_other else (candidate,)
+
+
 def _in_blocks(
     rewriting: Rewriting, names: Collection[str], candidate: Candidate, cuts: Mapping[str, int]
 ) -> tuple[Candidate, Mapping[str, int]]:

@@ -1,8 +1,8 @@
 """Says where the phases of a step begin: backward, and what waits for all gradients.
 
-What a phase has made can be dropped and made again for a later one (:mod:`olla_fx.passes.repeatable`). Backward
-follows forward. With gradients clipped by their norm, no parameter is updated before all gradients were there
-at some time: what follows the last operator that every update waits for is a third phase.
+What a phase has made can be dropped and made again for a later one (:mod:`olla_fx.passes.repeatable`).
+Backward follows forward. With gradients clipped by their norm, no parameter is updated before all gradients
+were there at some time: what follows the last operator that every update waits for is a third phase.
 """
 
 from __future__ import annotations

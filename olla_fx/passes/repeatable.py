@@ -149,7 +149,7 @@ class Repeatable:
         return sum(self.position[node] >= self.position[start] for start in self._starts)
 
     def may_run_again(self, node: fx.Node) -> bool:
-        """Return True if an operator may run again in a later phase, apart from who overwrites what it reads."""
+        """Return True if an operator may run again in a later phase, but for who overwrites what it reads."""
         target = node.target
         if self.phase(node) == len(self._starts) or node.meta.get(REPEATED) or node.meta.get(RECOMPUTED):
             return False

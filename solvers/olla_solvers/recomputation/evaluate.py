@@ -98,7 +98,7 @@ class Evaluator:
         )
 
     def _with_sources(self, executed: Sequence[tuple[OperatorIndex, int]]) -> tuple[Execution, ...]:
-        """Name for each run the repetitions that it reads: the newest, but of the operator's own phase none."""
+        """Name for each run the repetitions that it reads: the newest, but none of its own phase."""
         problem, units = self.instance.problem, self.instance.units
         newest: dict[OperatorIndex, int] = {}
         unit_of = {operator: unit for unit, members in enumerate(units.operators) for operator in members}

@@ -54,7 +54,8 @@ def find_units(
         makes: the arrays that each operator makes.
 
     Raises:
-        ProblemError: if a maker is of another phase than the array's producer, or the lists do not fit the problem.
+        ProblemError: if a maker is of another phase than the array's producer, or the lists do not fit the
+            problem.
     """
     _check(problem)
     position = {operator: timestep for timestep, operator in enumerate(problem.order)}

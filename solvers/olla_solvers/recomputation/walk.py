@@ -2,8 +2,9 @@
 
 Before an operator runs, the dropped units of earlier phases that it reads are made again, depth first with
 what they read in turn, so every repetition comes as late as possible. An operator reads the first version of
-an array of its own phase, and the newest of others; a repetition reads the newest of all. A version lives from its producer's timestep to just after its last reader's.
-Everything here is linear in the length of the sequence.
+an array of its own phase, and the newest of others; a repetition reads the newest of all. A version lives
+from its producer's timestep to just after its last reader's. Everything here is linear in the length of the
+sequence.
 
 The functions run as they stand in plain Python, on lists, and compiled by numba, on arrays of numpy: they use
 nothing but numbers and indices. Compilation pays for many thousands of walks only
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from olla_solvers.recomputation.instance import MOST_RUNS, Flat, Numbers
 
 KEPT, ONCE, OFTEN, ALWAYS = 0, 1, 2, 3
-"""States of a unit: kept; made again before its first reader of a later phase, then kept; after each gap."""
+"""States of a unit: kept; made again once, before its first reader of a later phase; or after gaps."""
 
 LONG_GAP, SHORT_GAP = 10, 100
 """Shares of the order, as reciprocals, after which units in states ``OFTEN`` and ``ALWAYS`` are dropped."""

@@ -169,7 +169,7 @@ class _Maker:
         return tuple(order)
 
     def _makers(self) -> tuple[tuple[int, ...], ...]:
-        """By the rule: nothing random, nothing that reads what its phase overwrites later, except in place."""
+        """By the rule: nothing random, nothing that reads what its phase overwrites later, but in place."""
         result = []
         for index, producer in enumerate(self.producers):
             phase = 0 if producer is None else self.kernels[producer].phase

@@ -229,7 +229,7 @@ class RetentionProgram:
         return max(position for position, operator in enumerate(problem.order) if operator in involved)
 
     def _waits_in_part(self, unit: Unit, last_early: Timestep) -> bool:
-        """Return True if some arrays of a unit may be wanted again while its phase has still to read others."""
+        """Return True if some arrays of a unit may be wanted again while its phase has to read others."""
         instance = self._instance
         waiting = instance.problem.order[instance.units.earliest[unit] : last_early + 1]
         phases, phase = instance.problem.phases, instance.phase_of(unit)
