@@ -35,8 +35,8 @@ class Trace(NamedTuple):
 
     Of each timestep its operator, the number of the repetition (0 for the operator itself) and the bytes; of
     each version of an array its array, bytes, and the timesteps at which it is made, last read by an operator
-    of its phase in its place (or made, if by none), first read by any other, and last read. Versions below the
-    number of arrays are the arrays themselves.
+    of its phase in its place (or made, if by none), first read by any other, and last read. Versions below
+    the number of arrays are the arrays themselves.
     """
 
     operator: Numbers
