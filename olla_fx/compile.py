@@ -32,7 +32,7 @@ from olla_fx.planned import planned
 from olla_fx.progress import Progress
 from olla_fx.recomputation import choose_recomputation
 from olla_fx.rewrites import LossChunks
-from olla_fx.rewriting import Candidate, Rewriting, choose_rewrites
+from olla_fx.rewriting import Candidate, Rewriting, by_time, choose_rewrites
 from olla_fx.sharing import choose_sharing
 from olla_fx.step_plan import Plan
 from olla_fx.time_limit import TimeLimit
@@ -195,10 +195,15 @@ def _plan_captured(
             if options.time_limit is not None:
                 most = max(LEAST_OF_BUDGET, SHARE_OF_BUDGET * options.time_limit)
             includes_static = options.memory_budget_includes is not None
-            budgeted = BudgetedStep(
-                rewriting, candidate, options.budget, includes_static, most, request.profile
-            )
             with _timed("budget", seconds, progress):
+                budgeted = BudgetedStep(
+                    rewriting,
+                    by_time(rewriting, candidate),
+                    options.budget,
+                    includes_static,
+                    most,
+                    request.profile,
+                )
                 candidate, plan = plan_within(budgeted, make)
             seconds["budget"] -= sum(plan.memory.timings.values())
         else:

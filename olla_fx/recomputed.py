@@ -36,7 +36,7 @@ class Recomputed:
     Attributes:
         arrays: those that are made again.
         operators: how many operators run once more for them.
-        extra_seconds: these operators' time.
+        extra_seconds: these operators' time; within a memory budget also that of what rewrites compute again.
         step_seconds: the time of the step without them.
         costs: where the seconds come from, in words.
         saved_bytes: how much lower the peak is.

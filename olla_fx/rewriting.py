@@ -96,9 +96,9 @@ class Rewriting:
             Wanted(names, self.probe, dict(cuts or {}), self.loss_chunks) if names else None
         )
 
-    def keeping_forward(self, candidate: Candidate) -> Candidate:
-        """Return a candidate in whose graph backward writes over nothing that forward made."""
-        return self._after_passes(candidate.wanted, keep_forward=True)
+    def keeping_phases(self, candidate: Candidate) -> Candidate:
+        """Return a candidate in whose graph nothing is written over what an earlier phase made."""
+        return self._after_passes(candidate.wanted, keep_phases=True)
 
     def made_anew(self, candidate: Candidate) -> Candidate:
         """Return a candidate of another rewriting for the gradients and with the workspaces of this one."""
@@ -108,8 +108,8 @@ class Rewriting:
         """Return a dataflow with what is known of workspaces."""
         return with_workspaces(dataflow, self.workspaces)
 
-    def _after_passes(self, wanted: Wanted | None, *, keep_forward: bool = False) -> Candidate:
-        rewritten = run_passes(self.captured, wanted, keep_forward=keep_forward)
+    def _after_passes(self, wanted: Wanted | None, *, keep_phases: bool = False) -> Candidate:
+        rewritten = run_passes(self.captured, wanted, keep_phases=keep_phases)
         dataflow = build_dataflow(rewritten.graph_module, self.captured.device, self.gradients)
         return Candidate(self.with_workspaces(dataflow), rewritten.changes, wanted=wanted)
 
@@ -153,6 +153,29 @@ def choose_rewrites(rewriting: Rewriting, names: Collection[str]) -> Candidate:
         return best
     plain = rewriting.ordered(plain)
     return best if best.peak_bytes < plain.peak_bytes else plain
+
+
+def by_time(rewriting: Rewriting, candidate: Candidate) -> tuple[Candidate, ...]:
+    """Return a candidate without and with the rewrites that compute again, for a budget to choose from.
+
+    Where arrays are dropped and made again, these may lower the peak though they do not lower it without.
+
+    Args:
+        rewriting: the step.
+        candidate: with the rewrites that pay without a budget.
+
+    Returns:
+        The fastest first; one alone if such rewrites are not wanted, or find nothing.
+    """
+    wanted = candidate.wanted
+    if wanted is None or rewriting.loss_chunks is None:
+        return (candidate,)
+    fewer = [name for name in wanted.names if name not in COSTLIEST]
+    if any(change.rewrite in COSTLIEST for change in candidate.changes):
+        return rewriting.candidate(fewer, wanted.cuts), candidate
+    more = rewriting.candidate([*fewer, *COSTLIEST], wanted.cuts)
+    is_other = any(change.rewrite in COSTLIEST for change in more.changes)
+    return (candidate, more) if is_other else (candidate,)
 
 
 def _in_blocks(

@@ -18,6 +18,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from torch import fx
 
@@ -33,6 +34,7 @@ from olla_fx.rewriting import Candidate, Rewriting
 from olla_fx.sharing import choose_sharing
 from olla_fx.step_plan import Plan
 from olla_fx.workspaces import workspaces_of
+from olla_solvers.recomputation.bounds import LowerBound
 from olla_solvers.recomputation.least_time import WithinBudget, curve, least_time
 
 logger = logging.getLogger(__name__)
@@ -65,7 +67,7 @@ class BudgetedStep:
 
     Attributes:
         rewriting: with the captured graph, and the workspaces that are known.
-        candidate: the graph after the rewrites that pay.
+        candidates: the graph after the rewrites that pay, and after those that take time, the fastest first.
         budget: the limit.
         includes_static: True if static arrays count in it.
         seconds: for choosing what is recomputed, by the clock.
@@ -74,7 +76,7 @@ class BudgetedStep:
     """
 
     rewriting: Rewriting
-    candidate: Candidate
+    candidates: tuple[Candidate, ...]
     budget: MemoryBudget
     includes_static: bool = False
     seconds: float = math.inf
@@ -90,13 +92,13 @@ class BudgetedStep:
         """
         workspaces = workspaces_of(dataflow, plan.problem, self.rewriting.workspaces)
         rewriting = replace(self.rewriting, workspaces=workspaces, gradients=dataflow.gradients)
-        candidate = rewriting.made_anew(self.candidate)
+        candidates = tuple(map(rewriting.made_anew, self.candidates))
         # A share is one of what the step needs with workspaces; from then on the budget stays as it is.
         is_final = self.choices > 0 and plan.memory_budget_bytes is not None
         return replace(
             self,
             rewriting=rewriting,
-            candidate=candidate,
+            candidates=candidates,
             budget=MemoryBudget(plan.memory_budget_bytes) if is_final else self.budget,
             choices=self.choices + 1,
         )
@@ -125,7 +127,7 @@ def plan_within(step: BudgetedStep, make: MakePlan) -> tuple[Candidate, Plan]:
         step: which, and the budget.
         make: orders and places a graph.
     """
-    plain = choose_sharing(step.rewriting, step.rewriting.ordered(step.candidate))
+    plain = choose_sharing(step.rewriting, step.rewriting.ordered(step.candidates[0]))
     plan = make(plain, 0)
     # The terms say what counts.
     plan = replace(plan, budget=BudgetTerms(0, step.includes_static, 0))
@@ -143,12 +145,19 @@ def plan_within(step: BudgetedStep, make: MakePlan) -> tuple[Candidate, Plan]:
     if step.rewriting.captured.mode is Mode.INFERENCE:
         least_bytes = plan.lower_bound_bytes + beside_bytes
         return plain, replace(plan, budget=replace(terms, least_bytes=least_bytes))
-    search = _Search(step, make, plain, plan, budget_bytes - beside_bytes)
-    candidate, plan, proven = search.run()
+    room_bytes = budget_bytes - beside_bytes
+    recomputable = [RecomputableStep.of(step.rewriting, each, step.profile) for each in step.candidates]
+    step_seconds = recomputable[0].problem.step_seconds
+    searches = [
+        _Search(step, make, each, step_seconds, plain=plain, plan=plan, room_bytes=room_bytes)
+        for each in recomputable
+    ]
+    search = searches[0] if len(searches) == 1 else min(searches, key=_Search.outlook)
+    candidate, plan = search.run()
     terms = replace(
         terms,
-        least_bytes=proven.bound.least_bytes + beside_bytes,
-        least_extra_time=_share(proven.bound.extra_seconds, search.step_seconds),
+        least_bytes=min(each.bound.least_bytes for each in searches) + beside_bytes,
+        least_extra_time=_share(min(each.least_extra_seconds for each in searches), step_seconds),
     )
     return candidate, replace(plan, budget=terms)
 
@@ -159,38 +168,67 @@ def _share(seconds: float, step_seconds: float) -> float:
 
 
 class _Search:
-    """Asks for smaller and smaller sequences until a plan fits.
-
-    Attributes:
-        step_seconds: of the step without recomputation.
-    """
+    """Asks for smaller and smaller sequences of one graph until a plan fits."""
 
     def __init__(
-        self, step: BudgetedStep, make: MakePlan, plain: Candidate, plan: Plan, room_bytes: int
+        self,
+        step: BudgetedStep,
+        make: MakePlan,
+        recomputable: RecomputableStep,
+        step_seconds: float,
+        *,
+        plain: Candidate,
+        plan: Plan,
+        room_bytes: int,
     ) -> None:
         """Begin with the plan without recomputation.
 
         Args:
             step: what to plan.
             make: orders and places a graph.
-            plain: the graph without repetitions.
+            recomputable: the step after some rewrites, in which something is to be recomputed.
+            step_seconds: of the step without recomputation, after rewrites that take no time.
+            plain: that graph.
             plan: of it.
             room_bytes: for the buffer.
         """
         self._rewriting = step.rewriting
-        self._seconds = step.seconds
+        self._deadline = time.monotonic() + step.seconds
         self._make = make
-        self._recomputable = RecomputableStep.of(step.rewriting, step.candidate, step.profile)
+        self._recomputable = recomputable
         self._problems = self._recomputable.orders()
         self._room_bytes = room_bytes
         self._plain_plan = plan
         self._best = plain, plan
-        self.step_seconds = self._recomputable.problem.step_seconds
+        self._step_seconds = step_seconds
 
-    def run(self) -> tuple[Candidate, Plan, WithinBudget]:
-        """Return the fastest plan that fits, or the smallest; and what is proven."""
-        deadline = time.monotonic() + self._seconds
-        # The bound of the first answer is of the budget itself.
+    @cached_property
+    def _first(self) -> WithinBudget:
+        return self._quick_answer(max(0, self._room_bytes), self._deadline)
+
+    @property
+    def bound(self) -> LowerBound:
+        """What is proven of the budget itself."""
+        return self._first.bound
+
+    @property
+    def _rewritten_seconds(self) -> float:
+        """What the rewrites compute again."""
+        return self._recomputable.problem.step_seconds - self._step_seconds
+
+    @property
+    def least_extra_seconds(self) -> float:
+        """Seconds beyond those of the step without recomputation, as far as that is proven."""
+        return self._rewritten_seconds + self.bound.extra_seconds
+
+    def outlook(self) -> tuple[int, float]:
+        """Return by how much the budget is likely to be missed, and the extra seconds."""
+        chosen = self._first.recomputation
+        return max(0, chosen.peak_bytes - self._room_bytes), self._rewritten_seconds + chosen.extra_seconds
+
+    def run(self) -> tuple[Candidate, Plan]:
+        """Return the fastest plan that fits, or the smallest."""
+        deadline = self._deadline
         answer = first = self._answer(self._room_bytes, deadline)
         excess_bytes = self._try(answer)
         for _ in range(MOST_ROUNDS):
@@ -201,7 +239,7 @@ class _Search:
             excess_bytes = self._try(answer)
         if answer.recomputation.extra_seconds > first.bound.extra_seconds:
             self._ask_for_more(answer, -excess_bytes, deadline)
-        return *self._best, first
+        return self._best
 
     def _ask_for_more(self, answer: WithinBudget, left_bytes: int, deadline: float) -> None:
         """Try larger peaks than one whose plan, ordered anew, needs less than was asked for.
@@ -230,7 +268,8 @@ class _Search:
         is, the smallest is told.
         """
         target_bytes = max(0, target_bytes)
-        answer = self._quick_answer(target_bytes, deadline)
+        is_first = target_bytes == max(0, self._room_bytes)
+        answer = self._first if is_first else self._quick_answer(target_bytes, deadline)
         if answer.is_met:
             return answer
         deadline = min(deadline, time.monotonic() + LONGEST_SECONDS)
@@ -267,7 +306,12 @@ class _Search:
             return candidate.peak_bytes - self._room_bytes
         plan = self._make(candidate, self._room_bytes)
         saved_bytes = self._plain_plan.peak_bytes - plan.peak_bytes
-        recomputed = replace(candidate.recomputed, saved_bytes=saved_bytes)
+        recomputed = replace(
+            candidate.recomputed,
+            saved_bytes=saved_bytes,
+            extra_seconds=candidate.recomputed.extra_seconds + self._rewritten_seconds,
+            step_seconds=self._step_seconds,
+        )
         plan = replace(plan, recomputed=recomputed, budget=self._plain_plan.budget)
         if self._rank(plan) < self._rank(self._best[1]):
             self._best = candidate, plan

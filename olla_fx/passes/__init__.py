@@ -44,15 +44,15 @@ class Rewritten:
 
 
 def run_passes(
-    captured: CapturedStep, wanted: Wanted | None = None, *, keep_forward: bool = False
+    captured: CapturedStep, wanted: Wanted | None = None, *, keep_phases: bool = False
 ) -> Rewritten:
     """Run all passes on a copy of the captured graph.
 
     Args:
         captured: the step; not changed.
         wanted: rewrites to apply; None for none.
-        keep_forward: True if backward is to write over nothing that forward made, as the graph must be in
-            which repetitions are planned (:mod:`olla_fx.passes.repetitions`).
+        keep_phases: True if nothing is to be written over what an earlier phase made, as the graph must be
+            in which repetitions are planned (:mod:`olla_fx.passes.repetitions`).
     """
     root = captured.graph_module
     graph = _copy_of(root.graph)
@@ -83,7 +83,7 @@ def run_passes(
         follow_storages(root, graph, views)
     if captured.mode is Mode.AUTOGRAD and mark_boundary(graph, captured.inputs, captured.outputs.results):
         follow_storages(root, graph, views)
-    reinplace(graph, keep_forward=keep_forward)
+    reinplace(graph, keep_phases=keep_phases)
     follow_storages(root, graph, views)
     for node in graph.nodes:
         node.meta = {key: value for key, value in node.meta.items() if key in _KEPT}

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from functools import partial
+from operator import is_not
 
 import torch
 from torch import fx
@@ -27,7 +29,6 @@ from olla_fx import torch_compat
 from olla_fx.fx_graph import (
     LAYOUTS,
     draws_random_numbers,
-    first_of_backward,
     layout_of,
     layouts_agree,
     number_argument,
@@ -40,6 +41,7 @@ from olla_fx.passes.in_place_forms import (
     overwritable_arguments,
     write_over,
 )
+from olla_fx.passes.phases import phase_starts
 from olla_fx.passes.regions import Regions, has_known_elements
 from olla_fx.torch_compat import pytree
 
@@ -56,23 +58,23 @@ _COPIES = frozenset(
 )
 
 
-def reinplace(graph: fx.Graph, *, keep_forward: bool = False) -> int:
+def reinplace(graph: fx.Graph, *, keep_phases: bool = False) -> int:
     """Let operators write over their arguments; see the module docstring.
 
     Args:
         graph: propagated with fake tensors; changed. Its metadata is out of date afterwards.
-        keep_forward: True if backward and update are to write over nothing that forward made.
+        keep_phases: True if nothing is to be written over what an earlier phase made.
 
     Returns:
         The number of operators that now work in place.
     """
     regions = Regions(graph)
     ancestors = _ancestors(graph)
-    backward = first_of_backward(graph) if keep_forward else None
+    starts = phase_starts(graph) if keep_phases else ()
     count = 0
     for node in list(graph.nodes):
-        if node is backward:
-            regions.keep(itertools.takewhile(lambda earlier: earlier is not backward, graph.nodes))
+        if node in starts:
+            regions.keep(itertools.takewhile(partial(is_not, node), graph.nodes))
         if node.op != "call_function" or torch_compat.is_erased(node):
             continue
         if node.target is aten.copy.default:

@@ -1,7 +1,7 @@
-"""Says which operators of forward may run a second time in backward with the same bits, and what runs then.
+"""Says which operators may run a second time in a later phase with the same bits, and what runs then.
 
 An operator may if it computes the same from what is still there. That excludes what draws random numbers,
-what writes to a tensor of the caller's, what reads something that forward overwrites later, and on
+what writes to a tensor of the caller's, what reads something that its phase overwrites later, and on
 accelerators what adds up in any sequence. Collectives and operators of other libraries are excluded, since
 they may do more than their schemas say; so is what is on another device. Two kinds have a form of their own
 for the second time:
@@ -33,7 +33,6 @@ from olla_fx.fx_graph import (
     REPEATED,
     base_of,
     draws_random_numbers,
-    first_of_backward,
     forward_backward_boundary,
     is_free,
     is_on,
@@ -41,6 +40,7 @@ from olla_fx.fx_graph import (
     written_arguments,
 )
 from olla_fx.normalization import Again, normalized_again
+from olla_fx.passes.phases import phase_starts
 from olla_fx.passes.regions import Region, Regions
 from olla_fx.passes.reinplace import fits_over
 from olla_fx.passes.rewrites.probes import Probe
@@ -52,18 +52,40 @@ SMALL_BYTES = 64 * 1024
 """Of a tensor of the caller's that is as large, a copy may be kept for backward."""
 
 _ADD_IN_ANY_SEQUENCE = {
+    aten._adaptive_avg_pool2d_backward,
+    aten._embedding_bag_backward,
+    aten._scaled_dot_product_efficient_attention_backward,
+    aten._scaled_dot_product_flash_attention_backward,
+    aten._scaled_dot_product_cudnn_attention_backward,
+    aten.adaptive_max_pool2d_backward,
+    aten.avg_pool3d_backward,
     aten.bincount,
+    aten.convolution_backward,
     aten.cumsum,
+    aten.embedding_dense_backward,
+    aten.fractional_max_pool2d_backward,
+    aten.grid_sampler_2d_backward,
+    aten.grid_sampler_3d_backward,
     aten.histc,
     aten.index_add,
     aten.index_add_,
     aten.index_put,
     aten.index_put_,
     aten.index_reduce,
+    aten.max_pool2d_with_indices_backward,
+    aten.max_pool3d_with_indices_backward,
+    aten.reflection_pad1d_backward,
+    aten.reflection_pad2d_backward,
+    aten.replication_pad1d_backward,
+    aten.replication_pad2d_backward,
     aten.scatter_add,
     aten.scatter_add_,
     aten.scatter_reduce,
     aten.scatter_reduce_,
+    aten.upsample_bicubic2d_backward,
+    aten.upsample_bilinear2d_backward,
+    aten.upsample_linear1d_backward,
+    aten.upsample_trilinear3d_backward,
 }
 """Operators of which an accelerator's kernels may sum up in another sequence each time."""
 
@@ -84,14 +106,15 @@ class Repeatable:
         """Read who reads and writes what off a graph's fake values.
 
         Args:
-            graph: after all passes, with ``keep_forward``.
+            graph: after all passes, with ``keep_phases``.
             device: the one that is planned.
             probe: says whether kernels give equal bits; None if none may be used that need this.
         """
         self._again = {} if probe is None else _made_from_statistics(graph, probe)
         # Asked here, as there may be a fake mode on later.
         self._unequal = set() if probe is None else _unequal_without_statistics(graph, probe, self._again)
-        self.backward = first_of_backward(graph)
+        self._starts = phase_starts(graph)
+        self.backward = self._starts[0] if self._starts else None
         self.position = {node: index for index, node in enumerate(graph.nodes)}
         self._device = device
         self._regions = Regions(graph)
@@ -121,14 +144,14 @@ class Repeatable:
                 for source in node.all_input_nodes:
                     self._safe.update(storages_of(source.meta.get("val")))
 
-    def is_late(self, node: fx.Node) -> bool:
-        """Return True if a node stands where backward begins, or later."""
-        return self.backward is None or self.position[node] >= self.position[self.backward]
+    def phase(self, node: fx.Node) -> int:
+        """Return the phase in which a node stands: 0 for forward, 1 for backward, and so on."""
+        return sum(self.position[node] >= self.position[start] for start in self._starts)
 
     def may_run_again(self, node: fx.Node) -> bool:
-        """Return True if an operator may run again in backward, apart from who overwrites what it reads."""
+        """Return True if an operator may run again in a later phase, but for who overwrites what it reads."""
         target = node.target
-        if self.is_late(node) or node.meta.get(REPEATED) or node.meta.get(RECOMPUTED):
+        if self.phase(node) == len(self._starts) or node.meta.get(REPEATED) or node.meta.get(RECOMPUTED):
             return False
         if not isinstance(target, torch_compat.OpOverload) or target.namespace not in _NAMESPACES:
             return False
@@ -205,7 +228,7 @@ class Repeatable:
                 if region.storage not in own
                 for writer, written in self._writers.get(region.storage, ())
                 if self.position[writer] > self.position[node] and written.overlaps(region)
-                if not (self._is_copied(region) and self.is_late(writer))
+                if not (self._is_copied(region) and self.phase(writer))
             )
         )
 

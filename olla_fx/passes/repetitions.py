@@ -1,15 +1,15 @@
-"""Puts repetitions of operators into a step's graph, so that arrays of forward can be dropped until backward.
+"""Puts repetitions of operators into a step's graph, so that arrays can be dropped until a later phase.
 
 Which operators run again, and who reads what from which repetition, is given. It was planned on the graph
-after all passes in which backward writes over nothing that forward made (``keep_forward``), so that an array
-that is made again has the in-place operators of forward behind its producer, and these alone.
+after all passes in which nothing is written over what an earlier phase made (``keep_phases``), so that an
+array that is made again has the in-place operators of its own phase behind its producer, and these alone.
 
 The graph keeps its own sequence, on which the meaning of writes rests. A repetition stands in front of its
 first reader, and of all that overwrite what it reads. All that the operator itself has read is there, since
 the reader stands behind the operator.
 
-Afterwards operators of backward get back the right to write over what forward made, where nobody needs it any
-longer: over repetitions, or over what is now needed by forward alone.
+Afterwards operators get back the right to write over what an earlier phase made, where nobody needs it any
+longer: over repetitions, or over what is now needed by that phase alone.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def repeat_operators(
     """Put repetitions into a copy of a graph; see the module docstring.
 
     Args:
-        graph_module: after all passes, with ``keep_forward``; not changed.
+        graph_module: after all passes, with ``keep_phases``; not changed.
         runs: of its operators, in sequence: each once as itself, and repetitions before their readers.
         device: the one that is planned.
         probe: says whether kernels give equal bits; None if none may be used that need this.
@@ -191,8 +191,10 @@ class _Inserter:
             position[key] = own[node]
             if run.copy:
                 later = self._repeatable.later_writers(node)
-                if not self._repeatable.may_run_again(node) or not all(map(self._repeatable.is_late, later)):
-                    raise CaptureError(f"{node.name} cannot run again in backward with the same result")
+                phase = self._repeatable.phase(node)
+                are_later = all(self._repeatable.phase(writer) > phase for writer in later)
+                if not self._repeatable.may_run_again(node) or not are_later:
+                    raise CaptureError(f"{node.name} cannot run again with the same result")
                 position[key] = min([needed[key], *(own[writer] for writer in later)])
             for source in run.sources.items():
                 if source[1]:

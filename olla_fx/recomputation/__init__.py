@@ -23,6 +23,7 @@ from olla_fx.rewriting import Candidate, Rewriting
 from olla_solvers.order import order_quickly
 from olla_solvers.problem import Array, OperatorIndex
 from olla_solvers.recomputation.least_memory import least_memory
+from olla_solvers.recomputation.orders import early_order
 from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class RecomputableStep:
 
     Attributes:
         rewriting: with which it was made.
-        kept: its graph in which backward writes over nothing that forward made, ordered.
+        kept: its graph in which nothing is written over what an earlier phase made, ordered.
         problem: what may run again in it.
         costs: of its operators.
         probe: says whether kernels give equal bits; None if none may be used that need this.
@@ -60,7 +61,7 @@ class RecomputableStep:
             candidate: its graph after the rewrites that pay.
             profile: of a device that is not there, whose time counts; None for the one that the step is for.
         """
-        kept = rewriting.ordered(rewriting.keeping_forward(candidate))
+        kept = rewriting.ordered(rewriting.keeping_phases(candidate))
         if kept.schedule is None:
             raise ValueError("the candidate was not ordered")
         costs = operator_seconds(kept.dataflow, profile)
@@ -69,10 +70,10 @@ class RecomputableStep:
         return cls(rewriting, kept, problem, costs, probe)
 
     def orders(self) -> tuple[RecomputationProblem, ...]:
-        """Return the problem in its order, and in one that is good if all that may be is made again.
+        """Return the problem in its order, in one that is good if all that may be is made again, and early.
 
         An order of the smallest peak defers what makes little room, such as the gradients of weights. Where
-        arrays are dropped, something else decides.
+        arrays are dropped, something else decides (:mod:`olla_solvers.recomputation.orders`).
         """
         problem = self.kept.dataflow.problem
         sizes = [
@@ -80,8 +81,16 @@ class RecomputableStep:
             for array, makers in zip(problem.arrays, self.problem.makers, strict=True)
         ]
         workspaces = [operator.workspace_bytes for operator in problem.operators]
-        order = order_quickly(problem.resized(sizes, workspaces), self.rewriting.seconds).order
-        return self.problem, _problem(self.kept, order, self.costs, self.probe)
+        free = order_quickly(problem.resized(sizes, workspaces), self.rewriting.seconds).order
+        others = dict.fromkeys((free, early_order(self.problem)))
+        return (
+            self.problem,
+            *(
+                stated
+                for stated in (_problem(self.kept, order, self.costs, self.probe) for order in others)
+                if stated.order != self.problem.order
+            ),
+        )
 
     def repeated(self, answer: Recomputation) -> Candidate:
         """Put an answer into the graph, and order that.

@@ -46,7 +46,7 @@ def recomputation_problem(
     """Say what of a step may run again.
 
     Args:
-        dataflow: of a graph after passes with ``keep_forward``.
+        dataflow: of a graph after passes with ``keep_phases``.
         order: an order of its operators.
         seconds: of each operator.
         probe: says whether kernels give equal bits; None if none may be used that need this.
@@ -70,7 +70,7 @@ def recomputation_problem(
         tuple(order),
         tuple(seconds),
         makers,
-        tuple(map(step.is_late, indices)),
+        tuple(map(step.phase, indices)),
         {operator: writers for operator, writers in must_precede.items() if writers},
         tuple(pair for operator in indices for pair in step.taken_over_by(operator)),
         tuple(
@@ -159,11 +159,11 @@ class _Step:
             if writers is not None:
                 self.writers_behind[operator] = writers
 
-    def is_late(self, operator: OperatorIndex) -> bool:
-        """Return True if an operator runs in backward or the update."""
+    def phase(self, operator: OperatorIndex) -> int:
+        """Return the phase in which an operator runs."""
         if self._boundary is not None:
-            return self._timestep[operator] >= self._boundary
-        return self._repeatable.is_late(self._nodes[operator])
+            return int(self._timestep[operator] >= self._boundary)
+        return self._repeatable.phase(self._nodes[operator])
 
     def _arrays_by_storage(self, dataflow: Dataflow) -> dict[int, ArrayIndex]:
         """Return the array of each storage that an operator makes."""
@@ -188,12 +188,13 @@ class _Step:
 
     def _behind(self, node: fx.Node) -> tuple[OperatorIndex, ...] | None:
         """Return the operators that a repetition must precede; None if an operator runs but once."""
-        if self.is_late(self._number[node]) or not self._repeatable.may_run_again(node):
+        phase = self._repeatable.phase(node)
+        if self.phase(self._number[node]) != phase or not self._repeatable.may_run_again(node):
             return None
         writers = self._repeatable.later_writers(node)
         numbers = tuple(sorted(self._number[writer] for writer in writers))
-        in_backward = all(map(self._repeatable.is_late, writers)) and all(map(self.is_late, numbers))
-        return numbers if in_backward else None
+        are_later = all(self._repeatable.phase(writer) > phase for writer in writers)
+        return numbers if are_later and all(self.phase(number) > phase for number in numbers) else None
 
     def makers(self, array: ArrayIndex) -> tuple[OperatorIndex, ...]:
         """Return the operators that make an array again; empty if it is kept."""

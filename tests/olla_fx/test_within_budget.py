@@ -207,6 +207,39 @@ def test_micro_batches_keep_a_budget():
     assert_kept(step)
 
 
+def test_gradients_that_wait_for_their_norm_are_made_twice():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(64, 64), nn.Tanh())))
+    examples = [(torch.randn(2, 64), torch.randint(64, (2,))) for _ in range(RUNS)]
+    options = {"memory_budget": 0.5, "norm": 0.1, "runs_to_settle": 3}
+    step = ClippedStep(model, sgd, examples[0], **options).run(examples).step
+    assert step.plan.peak_bytes < 0.6 * sum(weight.nbytes for weight in model.parameters())
+    assert step.plan.recomputed.operators
+    assert_kept(step)
+
+
+def test_a_loss_is_computed_in_chunks_if_the_budget_needs_it():
+    def within(budget):
+        torch.manual_seed(0)
+        layers = [layer for _ in range(6) for layer in (nn.Linear(128, 128), nn.Tanh())]
+        model = nn.Sequential(*layers, nn.Linear(128, 640, bias=False))
+        example = torch.randn(1024, 128), torch.randint(640, (1024,))
+        options = {"baseline": False, "device_profile": "a100", "loss_chunks": 4}
+        return olla_fx.plan(
+            model, example, loss_fn=F.cross_entropy, optimizer=sgd(model.parameters()),
+            memory_budget=budget, **options,
+        )  # fmt: skip
+
+    whole, chunked = within(0.8), within(0.6)
+    assert not any(change.rewrite == "chunked_loss" for change in whole.changes)
+    assert any(change.rewrite == "chunked_loss" for change in chunked.changes)
+    # What chunks compute again counts.
+    again_seconds = sum(array.seconds for array in chunked.recomputed.arrays)
+    assert chunked.recomputed.extra_seconds > again_seconds
+    assert 0 <= chunked.extra_time_bound <= chunked.extra_time
+    assert chunked.recomputed.step_seconds == whole.recomputed.step_seconds
+
+
 def test_inference_recomputes_nothing():
     model, example = network(), batches(2)
     step = check_inference(model, [batch[:1] for batch in example], 1, memory_budget="1MiB")

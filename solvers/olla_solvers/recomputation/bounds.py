@@ -111,7 +111,7 @@ class Bounds:
         To look at an operator is one cut, at the price that is best for another one.
         """
         instance = self._instance
-        late = [operator for operator in instance.problem.order if instance.problem.is_late[operator]]
+        late = [operator for operator in instance.problem.order if instance.problem.phases[operator]]
         most = max(LEAST_MOMENTS, min(MOMENTS, MOST_STEPS // max(1, len(instance.problem.order))))
         step = max(1, 2 * len(late) // most)
         largest = sorted(range(len(late)), key=lambda place: -self._alone[late[place]])[:LARGEST]
@@ -207,10 +207,11 @@ class Bounds:
                 makers[index] = ()
             elif not before[producer]:
                 makers[index] = problem.makers[index] or (producer,)
-            # A reader of forward may read what a later maker has not written over yet.
+            # A reader of the same phase may read what a later maker has not written over yet.
             is_final = len(problem.makers[index]) < 2
             if sizes[index] and any(
-                after[reader] and (is_final or problem.is_late[reader]) for reader in array.consumers
+                after[reader] and (is_final or problem.phases[reader] > problem.phases[producer])
+                for reader in array.consumers
             ):
                 needed.append(index)
         # What has not run by then runs for the first time.

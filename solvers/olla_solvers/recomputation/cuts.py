@@ -216,7 +216,7 @@ class Cuts:
 
 
 def choice_of_units(instance: Instance) -> Choice:
-    """Return the choice of units for the arrays of forward that an operator of backward reads."""
+    """Return the choice of units for the arrays that an operator of a later phase reads."""
     units = instance.units
     return Choice(
         needed=_needed_late(instance),
@@ -232,8 +232,8 @@ def choice_of_units(instance: Instance) -> Choice:
 
 
 def _needed_late(instance: Instance) -> list[ArrayIndex]:
-    """Return the arrays of forward that an operator of backward reads."""
-    is_late, arrays = instance.problem.is_late, instance.problem.problem.arrays
-    needed = {array for operator, reads in enumerate(instance.reads) if is_late[operator] for array in reads}
-    producers = {array: arrays[array].producer for array in needed}
-    return sorted(array for array, made in producers.items() if made is not None and not is_late[made])
+    """Return the arrays that an operator of a later phase reads."""
+    phases, arrays = instance.problem.phases, instance.problem.problem.arrays
+    needed = {(array, phases[operator]) for operator, reads in enumerate(instance.reads) for array in reads}
+    producers = ((array, phase, arrays[array].producer) for array, phase in needed)
+    return sorted({array for array, phase, made in producers if made is not None and phases[made] < phase})

@@ -117,17 +117,16 @@ class Evaluator:
         )
 
     def _with_sources(self, executed: Sequence[tuple[OperatorIndex, int]]) -> tuple[Execution, ...]:
-        """Name for each run the repetitions that it reads: the newest, unless it is one of forward itself."""
+        """Name for each run the repetitions that it reads: the newest, but none of its own phase."""
         problem, units = self.instance.problem, self.instance.units
         newest: dict[OperatorIndex, int] = {}
         unit_of = {operator: unit for unit, members in enumerate(units.operators) for operator in members}
         executions = []
         for operator, copy in executed:
             makers: set[OperatorIndex] = set()
-            if copy or problem.is_late[operator]:
-                for array in self.instance.reads[operator]:
-                    if units.of_array[array] >= 0:
-                        makers.update(problem.makers[array])
+            for array in (self.instance.reads if copy else self.instance.demands)[operator]:
+                if units.of_array[array] >= 0:
+                    makers.update(problem.makers[array])
             own = units.operators[unit_of[operator]] if copy else ()
             sources = sorted(
                 (maker, newest[maker])
@@ -142,31 +141,30 @@ class Evaluator:
 
 
 def plain_states(instance: Instance) -> States:
-    """Return the states without any repetition: what backward reads is kept.
+    """Return the states without any repetition: what a later phase reads is kept.
 
     All else is dropped, so that what is made again makes it again, too, from what is kept.
     """
     states = [ONCE] * len(instance.units.arrays)
-    for operator, units in enumerate(_demands(instance.flat)):
-        if instance.problem.is_late[operator]:
-            for unit in units:
-                states[unit] = KEPT
+    for demanded in instance.demands:
+        for array in demanded:
+            states[instance.units.of_array[array]] = KEPT
     return states
 
 
 def states_of(instance: Instance, repeated: Iterable[int]) -> States:
-    """Return the states in which some units are made again once, and all else is as in the plain ones."""
+    """Return the states in which some units are made again once, and what they read of others is kept.
+
+    All else is as in the plain states.
+    """
+    repeated = set(repeated)
     states = plain_states(instance)
-    for unit in repeated:
+    for unit in sorted(repeated):
         states[unit] = ONCE
+        for read in instance.units.reads[unit]:
+            if read not in repeated:
+                states[read] = KEPT
     return states
-
-
-def _demands(flat: Flat) -> list[list[int]]:
-    return [
-        flat.demand_units[start:end]
-        for start, end in zip(flat.demand_starts, flat.demand_starts[1:], strict=False)
-    ]
 
 
 def _room(flat: Flat) -> Trace:

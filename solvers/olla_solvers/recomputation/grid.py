@@ -47,7 +47,7 @@ def segmented(instance: Instance, dropped: States) -> Iterator[States]:
 
 
 def _spans(instance: Instance) -> list[tuple[Timestep, Timestep]]:
-    """Return for each unit the timesteps at which it is made, and last read by forward."""
+    """Return for each unit the timesteps at which it is made, and last read in its phase."""
     position = {operator: timestep for timestep, operator in enumerate(instance.problem.order)}
     arrays = instance.problem.problem.arrays
     result = []
@@ -56,7 +56,7 @@ def _spans(instance: Instance) -> list[tuple[Timestep, Timestep]]:
             position[reader]
             for array in made
             for reader in arrays[array].consumers
-            if not instance.problem.is_late[reader]
+            if instance.problem.phases[reader] == instance.problem.phases[operators[0]]
         ]
         first = position[operators[0]]
         result.append((first, max(readers, default=first)))

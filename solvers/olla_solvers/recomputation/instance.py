@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from olla_solvers.problem import ArrayKind
 from olla_solvers.recomputation.problem import ArrayIndex, RecomputationProblem
-from olla_solvers.recomputation.units import Units, find_units
+from olla_solvers.recomputation.units import Unit, Units, find_units
 
 MOST_RUNS = 12
 """Runs of one unit in a step, at most."""
@@ -25,7 +25,8 @@ class Flat(NamedTuple):
     """The step in numbers; see :mod:`olla_solvers.recomputation.walk`, which reads them."""
 
     order: Numbers
-    is_late: Numbers
+    phase: Numbers
+    array_phase: Numbers
     workspace_bytes: Numbers
     array_bytes: Numbers
     repeated_bytes: Numbers
@@ -58,6 +59,8 @@ class Instance:
         units: what can be made again.
         reads: the arrays that each operator reads.
         makes: the arrays that each operator makes.
+        demands: for each operator the arrays of units that it reads, and that are of earlier phases: it reads
+            their newest repetitions.
         flat: all of it in numbers.
     """
 
@@ -65,7 +68,12 @@ class Instance:
     units: Units
     reads: tuple[tuple[ArrayIndex, ...], ...]
     makes: tuple[tuple[ArrayIndex, ...], ...]
+    demands: tuple[tuple[ArrayIndex, ...], ...]
     flat: Flat
+
+    def phase_of(self, unit: Unit) -> int:
+        """Return the phase that a unit's operators belong to."""
+        return self.problem.phases[self.units.operators[unit][0]]
 
 
 def prepare(problem: RecomputationProblem) -> Instance:
@@ -87,24 +95,33 @@ def prepare(problem: RecomputationProblem) -> Instance:
         for reader in array.consumers:
             reads[reader].append(index)
     units = find_units(problem, reads, makes)
+    phase_of = [
+        0 if array.producer is None else problem.phases[array.producer] for array in problem.problem.arrays
+    ]
+    demands = tuple(
+        tuple(array for array in read if units.of_array[array] >= 0 and phase_of[array] < phase)
+        for read, phase in zip(reads, problem.phases, strict=True)
+    )
     return Instance(
         problem,
         units,
         tuple(map(tuple, reads)),
         tuple(map(tuple, makes)),
-        _flat(problem, units, reads, makes),
+        demands,
+        _flat(problem, units, reads, makes, demands, phase_of),
     )
 
 
 def _flat(
-    problem: RecomputationProblem, units: Units, reads: list[list[ArrayIndex]], makes: list[list[ArrayIndex]]
+    problem: RecomputationProblem,
+    units: Units,
+    reads: list[list[ArrayIndex]],
+    makes: list[list[ArrayIndex]],
+    demands: Sequence[Sequence[ArrayIndex]],
+    phase_of: list[int],
 ) -> Flat:
     arrays = problem.problem.arrays
     is_planned = [array.kind is ArrayKind.PLANNED for array in arrays]
-    demands = [
-        list(dict.fromkeys(units.of_array[array] for array in read if units.of_array[array] >= 0))
-        for read in reads
-    ]
     taken: list[list[tuple[int, int]]] = [[] for _ in problem.problem.operators]
     for read, made in problem.takes_over:
         producer = arrays[made].producer
@@ -112,13 +129,16 @@ def _flat(
             taken[producer].append((read, made))
     read_starts, read_arrays = _joined(reads)
     made_starts, made_arrays = _joined(makes)
-    demand_starts, demand_units = _joined(demands)
+    demand_starts, demand_units = _joined(
+        [list(dict.fromkeys(units.of_array[array] for array in demanded)) for demanded in demands]
+    )
     unit_starts, unit_operators = _joined(units.operators)
     wanted_starts, wanted_units = _joined(units.reads)
     taken_starts, taken_from = _joined([[read for read, _ in pairs] for pairs in taken])
     return Flat(
         order=list(problem.order),
-        is_late=list(problem.is_late),
+        phase=list(problem.phases),
+        array_phase=phase_of,
         workspace_bytes=[operator.workspace_bytes for operator in problem.problem.operators],
         array_bytes=[array.size_bytes if plan else 0 for array, plan in zip(arrays, is_planned, strict=True)],
         # What the caller gets is made outside the buffer once; made again beside others, it lies in it.

@@ -1,9 +1,10 @@
 """What may be recomputed in a step, and the answer: which operators run again, when, and for whom.
 
-The unit is a storage (an *array*), as everywhere: its *makers* are its producer and the operators of forward
-that write into it later, and they run again one after the other. An array is dropped after its last reader of
-forward and made again before the first operator of backward that reads it; what its makers read is kept or
-made again, too.
+The unit is a storage (an *array*), as everywhere: its *makers* are its producer and the operators of the same
+phase that write into it later, and they run again one after the other. An array is dropped after its last
+reader of its own phase and made again before the first operator of a later one that reads it; what its makers
+read is kept or made again, too. Phases are forward, backward, and what waits for something that all gradients
+make together, such as their norm.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ class RecomputationProblem:
         order: an order of the operators; what runs again is put between them.
         seconds: of each operator.
         makers: for each array the operators that make it again if they run one after the other, in captured
-            order; empty if it cannot be made again (a random draw, a static array, something of backward).
-        is_late: for each operator True if it belongs to backward or the update: before it, arrays may be
-            made again.
+            order and all of one phase; empty if it cannot be made again (a random draw, a static array).
+        phases: for each operator the phase that it belongs to: 0 for forward, 1 for backward (and the update,
+            if nothing waits for all gradients), and so on. Before it, arrays of earlier phases may be made
+            again. What reads an array is of no earlier phase than what makes it.
         must_precede: for operators among the makers, those that a repetition must run before, since they
             write to what it reads.
         takes_over: pairs of arrays (read, made): the one operator that makes the second one may do so in the
@@ -42,7 +44,7 @@ class RecomputationProblem:
     order: tuple[OperatorIndex, ...]
     seconds: tuple[Seconds, ...]
     makers: tuple[tuple[OperatorIndex, ...], ...]
-    is_late: tuple[bool, ...]
+    phases: tuple[int, ...]
     must_precede: Mapping[OperatorIndex, tuple[OperatorIndex, ...]] = field(default_factory=dict)
     takes_over: tuple[tuple[ArrayIndex, ArrayIndex], ...] = ()
     again_seconds: tuple[Seconds, ...] = ()

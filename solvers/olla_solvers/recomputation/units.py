@@ -54,7 +54,8 @@ def find_units(
         makes: the arrays that each operator makes.
 
     Raises:
-        ProblemError: if a maker belongs to backward, or the lists do not fit the problem.
+        ProblemError: if a maker is of another phase than the array's producer, or the lists do not fit the
+            problem.
     """
     _check(problem)
     position = {operator: timestep for timestep, operator in enumerate(problem.order)}
@@ -99,22 +100,19 @@ def _check(problem: RecomputationProblem) -> None:
     if not problem.problem.is_executable(problem.order):
         raise ProblemError("the order of a step to recompute is not one of its operators")
     if not (
-        len(problem.repetition_seconds) == len(problem.seconds) == len(problem.is_late) == operators
+        len(problem.repetition_seconds) == len(problem.seconds) == len(problem.phases) == operators
         and len(problem.makers) == arrays
     ):
         raise ProblemError(
-            "a step to recompute needs seconds and a side for each operator, makers for each array"
+            "a step to recompute needs seconds and a phase for each operator, makers for each array"
         )
     if not all(0 <= seconds < float("inf") for seconds in (*problem.seconds, *problem.again_seconds)):
         raise ProblemError("an operator of a step to recompute takes no finite, positive time")
     for array, makers in enumerate(problem.makers):
-        late = next((operator for operator in makers if problem.is_late[operator]), None)
-        if late is not None:
-            name = problem.problem.arrays[array].name
-            raise ProblemError(
-                f"array {name!r} cannot be made again by {problem.problem.operators[late].name!r}, "
-                "which belongs to backward"
-            )
+        made = problem.problem.arrays[array]
+        phases = {problem.phases[operator] for operator in makers}
+        if made.producer is not None and phases - {problem.phases[made.producer]}:
+            raise ProblemError(f"array {made.name!r} cannot be made again by operators of another phase")
 
 
 def _joined(problem: RecomputationProblem) -> list[_Group]:

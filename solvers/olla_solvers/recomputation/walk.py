@@ -1,9 +1,10 @@
 """Walks the order once and runs again what was dropped: the sequence, lifetimes, bytes and seconds.
 
-Before a late operator runs, the dropped units that it reads are made again, depth first with what they read
-in turn, so every repetition comes as late as possible. An operator of forward reads the first version of an
-array, all others the newest. A version lives from its producer's timestep to just after its last reader's.
-Everything here is linear in the length of the sequence.
+Before an operator runs, the dropped units of earlier phases that it reads are made again, depth first with
+what they read in turn, so every repetition comes as late as possible. An operator reads the first version of
+an array of its own phase, and the newest of others; a repetition reads the newest of all. A version lives
+from its producer's timestep to just after its last reader's. Everything here is linear in the length of the
+sequence.
 
 The functions run as they stand in plain Python, on lists, and compiled by numba, on arrays of numpy: they use
 nothing but numbers and indices. Compilation pays for many thousands of walks only
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from olla_solvers.recomputation.instance import MOST_RUNS, Flat, Numbers
 
 KEPT, ONCE, OFTEN, ALWAYS = 0, 1, 2, 3
-"""States of a unit: kept; made again before its first late reader, then kept; made again after each gap."""
+"""States of a unit: kept; made again once, before its first reader of a later phase; or after gaps."""
 
 MOMENTS_FROM = 2
 """The bit of a larger state that says that a unit is dropped at the first moment; others follow."""
@@ -40,8 +41,8 @@ class Trace(NamedTuple):
 
     Of each timestep its operator, the number of the repetition (0 for the operator itself) and the bytes; of
     each version of an array its array, bytes, and the timesteps at which it is made, last read by an operator
-    of forward in its place (or made, if by none), first read by any other, and last read. Versions below the
-    number of arrays are the arrays themselves.
+    of its phase in its place (or made, if by none), first read by any other, and last read. Versions below
+    the number of arrays are the arrays themselves.
     """
 
     operator: Numbers
@@ -81,21 +82,19 @@ def walk(flat: Flat, states: Numbers, trace: Trace) -> tuple[int, int, float]:
     timestep, versions, taken, seconds = 0, len(flat.array_bytes), 0, 0.0
     for position in range(len(order)):
         operator = order[position]
-        is_late = flat.is_late[operator]
-        if is_late:
-            for index in range(demand_starts[operator], demand_starts[operator + 1]):
-                unit = demand_units[index]
-                if states[unit] == KEPT:
-                    continue
-                if _is_there(flat, states, trace, unit, position):
-                    continue
-                timestep, versions, taken, more = _make(
-                    flat, states, trace, unit, position, timestep, versions, taken
-                )
-                if timestep < 0:
-                    return -1, versions, 0.0
-                seconds += more
-        versions, taken = _run(flat, trace, operator, 0, is_late, timestep, versions, taken)
+        for index in range(demand_starts[operator], demand_starts[operator + 1]):
+            unit = demand_units[index]
+            if states[unit] == KEPT:
+                continue
+            if _is_there(flat, states, trace, unit, position):
+                continue
+            timestep, versions, taken, more = _make(
+                flat, states, trace, unit, position, timestep, versions, taken
+            )
+            if timestep < 0:
+                return -1, versions, 0.0
+            seconds += more
+        versions, taken = _run(flat, trace, operator, 0, timestep, versions, taken)
         timestep += 1
     _count(flat, trace, timestep, versions, taken)
     return timestep, versions, seconds
@@ -179,7 +178,7 @@ def _make(
         seconds += flat.unit_seconds[top]
         for each in range(flat.unit_starts[top], flat.unit_starts[top + 1]):
             operator = flat.unit_operators[each]
-            versions, taken = _run(flat, trace, operator, runs[top], True, timestep, versions, taken)
+            versions, taken = _run(flat, trace, operator, runs[top], timestep, versions, taken)
             timestep += 1
     return timestep, versions, taken, seconds
 
@@ -189,7 +188,6 @@ def _run(
     trace: Trace,
     operator: int,
     copy: int,
-    reads_newest: bool,
     timestep: int,
     versions: int,
     taken: int,
@@ -197,10 +195,11 @@ def _run(
     """Note one run of an operator: the versions that it makes, and those that it reads."""
     trace.operator[timestep] = operator
     trace.copy[timestep] = copy
+    phase = flat.phase[operator]
     for index in range(flat.taken_starts[operator], flat.taken_starts[operator + 1]):
         read = flat.taken_from[index]
         trace.taken_at[taken] = timestep
-        trace.taken_from[taken] = trace.current[read] if reads_newest else read
+        trace.taken_from[taken] = trace.current[read] if copy or flat.array_phase[read] < phase else read
         made = flat.taken_by[index]
         # The versions that are made below have their numbers in the sequence of the arrays made.
         trace.taken_by[taken] = made if copy == 0 else versions + _place(flat, operator, made)
@@ -223,6 +222,7 @@ def _run(
         trace.last[version] = timestep
     for index in range(flat.read_starts[operator], flat.read_starts[operator + 1]):
         array = flat.read_arrays[index]
+        reads_newest = copy > 0 or flat.array_phase[array] < phase
         version = trace.current[array] if reads_newest else array
         trace.last[version] = timestep
         if not reads_newest:

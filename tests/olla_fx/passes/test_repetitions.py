@@ -37,7 +37,7 @@ def makers_by_target(model, batch):
     return [
         (targets[array.producer], [targets[maker] for maker in makers])
         for array, makers in arrays
-        if array.producer is not None and not problem.is_late[array.producer]
+        if array.producer is not None and not problem.phases[array.producer]
     ]
 
 
@@ -134,7 +134,7 @@ def test_repetitions_precede_the_update_of_what_they_read():
     by_name = {operator.name: number for number, operator in enumerate(problem.problem.operators)}
     written = problem.must_precede[by_name["addmm"]]
     assert len(written) == 2
-    assert all(problem.is_late[operator] for operator in written)
+    assert all(problem.phases[operator] for operator in written)
 
 
 def test_decay_of_weights_does_not_come_before_it_must():
@@ -162,8 +162,8 @@ def test_planning_keeps_what_forward_made_and_the_names_of_operators(rewrites):
     assert [node.name for node in one.operators] == [node.name for node in other.operators]
     problem = problem_of(one)
     for array in problem.problem.arrays:
-        if array.producer is not None and not problem.is_late[array.producer]:
-            written = [one.operators[reader] for reader in array.consumers if problem.is_late[reader]]
+        if array.producer is not None and not problem.phases[array.producer]:
+            written = [one.operators[reader] for reader in array.consumers if problem.phases[reader]]
             assert not any(str(node.target).split(".")[1].endswith("_") for node in written)
 
 

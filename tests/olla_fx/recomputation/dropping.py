@@ -23,7 +23,7 @@ def planning_dataflow(captured: CapturedStep, rewrites: Collection[str] = ()) ->
     """Return the dataflow on which repetitions are planned."""
     probe = Probe(captured.device, True, lambda question, answer: answer())
     wanted = Wanted(rewrites, probe) if rewrites else None
-    graph_module = run_passes(captured, wanted, keep_forward=True).graph_module
+    graph_module = run_passes(captured, wanted, keep_phases=True).graph_module
     return build_dataflow(graph_module, captured.device, pipeline._usual_gradients(captured))
 
 
@@ -60,12 +60,20 @@ class _Walk:
 
     def run(self) -> tuple[Execution, ...]:
         for operator in self.problem.order:
-            if self.problem.is_late[operator]:
-                for array in self.reads[operator]:
-                    self._demand(array)
+            for array in self._read_anew(operator):
+                self._demand(array)
             self._execute(operator, 0)
             self.done.add(operator)
         return self._without_unread()
+
+    def _read_anew(self, operator: int) -> list[int]:
+        """Return what an operator reads of earlier phases, and not from the first run itself."""
+        phases, arrays = self.problem.phases, self.problem.problem.arrays
+        return [
+            array
+            for array in self.reads[operator]
+            if arrays[array].producer is not None and phases[arrays[array].producer] < phases[operator]
+        ]
 
     def _demand(self, array: int) -> None:
         makers = self.group.get(array)
@@ -91,12 +99,11 @@ class _Walk:
     def _execute(self, operator: int, copy: int) -> None:
         own = next((group for group in self.group.values() if operator in group), frozenset())
         sources: dict[int, int] = {}
-        if copy or self.problem.is_late[operator]:
-            for array in self.reads[operator]:
-                for maker in self.problem.makers[array]:
-                    number = self.newest.get(maker, 0)
-                    if number and not (copy and maker in own and number != copy):
-                        sources[maker] = number
+        for array in self.reads[operator] if copy else self._read_anew(operator):
+            for maker in self.problem.makers[array]:
+                number = self.newest.get(maker, 0)
+                if number and not (copy and maker in own and number != copy):
+                    sources[maker] = number
         self.executions.append(Execution(operator, copy, tuple(sorted(sources.items()))))
 
     def _without_unread(self) -> tuple[Execution, ...]:
@@ -145,7 +152,7 @@ class Dropping:
         self.share, self.again, self.seed = share, again, seed
 
     def _choose(self, rewriting: Rewriting, candidate: Candidate, *_: object) -> Candidate:
-        kept = rewriting.keeping_forward(candidate).dataflow
+        kept = rewriting.keeping_phases(candidate).dataflow
         problem = problem_of(kept)
         dropped = choose_at_random(problem, self.share, self.seed)
         step = with_repetitions(kept, drop(problem, dropped, self.again, self.seed))

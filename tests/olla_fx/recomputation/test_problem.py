@@ -14,6 +14,7 @@ from tests.olla_fx.harness import CompiledLoop, OwnLoop, WholeStep, check_infere
 from tests.olla_fx.helpers import ADAMW, MOMENTUM, Written, images, sgd
 from tests.olla_fx.recomputation.dropping import Dropping
 from tests.olla_fx.recomputation.models import MODELS, Residual, conv, head, tokens
+from tests.olla_fx.run.whole_step.clipped import ClippedStep
 
 
 @pytest.fixture
@@ -48,6 +49,16 @@ def test_random_drops(name, seed, dropping):
     dropping(share=0.6 - 0.2 * seed, again=0.3, seed=seed)
     make, batches = MODELS[name][0], MODELS[name][1](2)
     WholeStep(make(), MOMENTUM, batches[0], rewrites="all" if seed else "none").run(batches)
+
+
+@pytest.mark.parametrize(("number", "name"), NUMBERED)
+def test_clipping_by_norm(number, name, dropping):
+    """Gradients are made once for the norm, and once more for the update."""
+    torch.manual_seed(0)
+    dropping(share=1 - 0.1 * number, again=0.1 * number, seed=number)
+    make, batches = MODELS[name][0], MODELS[name][1](3)
+    ClippedStep(make(), OPTIMIZERS[number % 3], batches[0], norm=0.1).run(batches)
+    assert any("backward" in target or ".mm." in target for target in dropping.repeated[0])
 
 
 @pytest.mark.parametrize(("number", "name"), NUMBERED)

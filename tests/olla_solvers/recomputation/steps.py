@@ -14,7 +14,7 @@ from olla_solvers.recomputation.problem import RecomputationProblem
 class Kernel:
     """What an operator does: reads, makes, and writes over (which it reads, too)."""
 
-    is_late: bool
+    phase: int
     is_random: bool = False
     reads: set[int] = field(default_factory=set)
     writes: set[int] = field(default_factory=set)
@@ -30,7 +30,7 @@ class Step:
 
 
 def random_step(seed: int, most_operators: int = 7) -> Step:
-    """A step of a few operators: forward, then backward, in a random executable order."""
+    """A step of a few operators: forward, then one or two later phases, in a random executable order."""
     return _Maker(random.Random(seed), most_operators).make()
 
 
@@ -67,22 +67,24 @@ class _Maker:
     def make(self) -> Step:
         for _ in range(self.forward):
             self._add_forward()
-        for _ in range(self.late):
-            self._add_late()
+        last = self.draw.randint(1, self.late + 1)
+        for number in range(self.late):
+            self._add_late(1 + (number >= last))
         problem = self._problem()
         makers, must_precede = self._makers(), {}
         for static in (0, 1):
             writers = [each for each, kernel in enumerate(self.kernels) if static in kernel.writes]
             for operator in {each for group in makers for each in group}:
-                if writers and static in self.kernels[operator].reads:
-                    must_precede[operator] = tuple(sorted({*must_precede.get(operator, ()), *writers}))
+                later = [writer for writer in writers if writer > operator]
+                if later and static in self.kernels[operator].reads:
+                    must_precede[operator] = tuple(sorted({*must_precede.get(operator, ()), *later}))
         return Step(
             RecomputationProblem(
                 problem,
                 self._order(problem),
                 tuple(float(self.draw.randint(1, 5)) for _ in self.kernels),
                 makers,
-                tuple(kernel.is_late for kernel in self.kernels),
+                tuple(kernel.phase for kernel in self.kernels),
                 must_precede,
                 tuple(self.taken),
             ),
@@ -97,7 +99,7 @@ class _Maker:
 
     def _add_forward(self) -> None:
         number = len(self.kernels)
-        kernel = Kernel(False, self.draw.random() < 0.1)
+        kernel = Kernel(0, self.draw.random() < 0.1)
         made = [index for index, producer in enumerate(self.producers) if producer is not None]
         kernel.reads.update(self.draw.sample(made, min(len(made), self.draw.choice((1, 1, 2)))))
         if self.draw.random() < 0.3:
@@ -110,17 +112,18 @@ class _Maker:
             kernel.makes.append(self._new(number, kind))
         self._finish(kernel)
 
-    def _add_late(self) -> None:
+    def _add_late(self, phase: int) -> None:
         number = len(self.kernels)
-        kernel = Kernel(True)
+        kernel = Kernel(phase)
         made = [index for index, producer in enumerate(self.producers) if producer is not None]
-        late = [index for index in made if self.kernels[self.producers[index] or 0].is_late]
+        late = [index for index in made if self.kernels[self.producers[index] or 0].phase]
         kernel.reads.update(self.draw.sample(made, min(len(made), self.draw.randint(1, 3))))
         kernel.reads.update(late[-1:])
         for _ in range(self.draw.choice((0, 1, 1, 2))):
             kernel.makes.append(self._new(number))
         if not kernel.makes or self.draw.random() < 0.2:
-            kernel.writes.add(self.draw.randint(0, 1))
+            own = [index for index in late if self.kernels[self.producers[index] or 0].phase == phase]
+            kernel.writes.add(own[-1] if own and self.draw.random() < 0.3 else self.draw.randint(0, 1))
             kernel.reads |= kernel.writes
         self._finish(kernel)
 
@@ -166,23 +169,24 @@ class _Maker:
         return tuple(order)
 
     def _makers(self) -> tuple[tuple[int, ...], ...]:
-        """By the rule: nothing random, nothing that reads what forward overwrites later, except in place."""
+        """By the rule: nothing random, nothing that reads what its phase overwrites later, but in place."""
         result = []
         for index, producer in enumerate(self.producers):
+            phase = 0 if producer is None else self.kernels[producer].phase
             makers = [
                 number
                 for number, kernel in enumerate(self.kernels)
-                if number == producer or (index in kernel.writes and not kernel.is_late)
+                if number == producer or (index in kernel.writes and kernel.phase == phase)
             ]
             fine = producer is not None and self.kinds[index] is ArrayKind.PLANNED
             for number in makers:
                 kernel = self.kernels[number]
-                fine = fine and not kernel.is_random and not kernel.is_late
+                fine = fine and not kernel.is_random
                 for read in kernel.reads:
                     later = [
                         other
                         for other in range(number + 1, len(self.kernels))
-                        if read in self.kernels[other].writes and not self.kernels[other].is_late
+                        if read in self.kernels[other].writes and self.kernels[other].phase == phase
                     ]
                     fine = fine and (read == index or not later)
                 # An operator that writes over two arrays is not run for one of them alone.

@@ -43,7 +43,7 @@ def check_seeds(seeds: range) -> tuple[float, int]:
 def test_no_sequence_is_below_the_bound():
     share, impossible = check_seeds(range(250))
     # Of a few arrays a fraction would do where a whole one goes.
-    assert share > 0.05
+    assert share > 0.03
     assert impossible > 50
 
 

@@ -71,19 +71,19 @@ def test_small_steps_take_little_processor_time():
     assert time.process_time() - begin < 1.0
 
 
-def test_a_maker_of_backward_is_refused():
+def test_a_maker_of_another_phase_is_refused():
     problem = chain(3)
     late = RecomputationProblem(
-        problem.problem, problem.order, problem.seconds, ((5,), *problem.makers[1:]), problem.is_late
+        problem.problem, problem.order, problem.seconds, ((5,), *problem.makers[1:]), problem.phases
     )
-    with pytest.raises(ProblemError, match="'o5', which belongs to backward"):
+    with pytest.raises(ProblemError, match="'a0' cannot be made again by operators of another phase"):
         least_memory(late, 1.0)
 
 
 def test_lists_that_do_not_fit_are_refused():
     problem = chain(3)
     short = RecomputationProblem(
-        problem.problem, problem.order, problem.seconds[1:], problem.makers, problem.is_late
+        problem.problem, problem.order, problem.seconds[1:], problem.makers, problem.phases
     )
     with pytest.raises(ProblemError, match="seconds"):
         least_memory(short, 1.0)

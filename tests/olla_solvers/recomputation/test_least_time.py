@@ -50,7 +50,7 @@ def check_seeds(seeds: range) -> tuple[int, int]:
 
 
 def test_answers_are_nearly_always_the_fastest_of_all_states():
-    possible, fastest = check_seeds(range(100))
+    possible, fastest = check_seeds(range(150))
     assert possible > 100
     assert fastest >= 0.9 * possible
 

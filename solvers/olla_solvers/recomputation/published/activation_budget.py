@@ -163,12 +163,9 @@ class ActivationCuts:
         """What is saved with a budget of 1: no operator that takes long reads anything made again."""
         instance = self.instance
         read = {
-            instance.units.of_array[array]
-            for operator in self.long
-            if instance.problem.is_late[operator]
-            for array in instance.reads[operator]
+            instance.units.of_array[array] for operator in self.long for array in instance.demands[operator]
         }
-        return self._saved(self._banned | (read - {-1}))
+        return self._saved(self._banned | read)
 
     @cached_property
     def _most_bytes(self) -> Bytes:
@@ -176,17 +173,13 @@ class ActivationCuts:
 
     @cached_property
     def _distance(self) -> dict[Unit, int]:
-        """Steps from each unit to backward; without those that backward needs nothing of."""
+        """Steps from each unit to a later phase; without those that none needs anything of."""
         instance = self.instance
         nearest: dict[Unit, int] = {}
         todo = []
-        for unit, arrays in enumerate(instance.units.arrays):
-            readers = {
-                reader for array in arrays for reader in instance.problem.problem.arrays[array].consumers
-            }
-            if any(instance.problem.is_late[reader] for reader in readers):
-                nearest[unit] = 1
-                todo.append(unit)
+        for unit in sorted({instance.units.of_array[array] for read in instance.demands for array in read}):
+            nearest[unit] = 1
+            todo.append(unit)
         for unit in todo:
             for read in instance.units.reads[unit]:
                 if read not in nearest:
@@ -239,5 +232,8 @@ class ActivationCuts:
     def _bytes_to_keep(self, index: ArrayIndex) -> Bytes:
         """Return what keeping an array costs; nothing if it is the caller's, or kept anyway."""
         array = self.instance.problem.problem.arrays[index]
-        is_read_late = any(self.instance.problem.is_late[reader] for reader in array.consumers)
-        return 0 if is_read_late or array.kind is not ArrayKind.PLANNED else array.size_bytes
+        phases = self.instance.problem.phases
+        is_read_later = array.producer is not None and any(
+            phases[reader] > phases[array.producer] for reader in array.consumers
+        )
+        return 0 if is_read_later or array.kind is not ArrayKind.PLANNED else array.size_bytes

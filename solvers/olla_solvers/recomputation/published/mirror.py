@@ -107,11 +107,10 @@ class _Mirror:
         """
         instance, counts = self._instance, self._counts
         for position, operator in enumerate(instance.problem.order):
-            if instance.problem.is_late[operator]:
-                for array in instance.reads[operator]:
-                    unit = instance.units.of_array[array]
-                    if unit >= 0 and counts[unit]:
-                        self._demand(unit, counts[unit], position)
+            for array in instance.demands[operator]:
+                unit = instance.units.of_array[array]
+                if counts[unit]:
+                    self._demand(unit, counts[unit], position)
             self._executions.append(run_operator(instance, operator, counts.__getitem__))
         return numbered(self._executions)
 

@@ -189,7 +189,7 @@ class RetentionProgram:
         useful_until = self._useful_until()
         self.is_complete = not any(map(self._waits_in_part, range(len(last_early)), last_early))
         for position, operator in enumerate(instance.problem.order):
-            if instance.problem.is_late[operator]:
+            if instance.problem.phases[operator]:
                 runnable = {
                     unit
                     for unit, last in enumerate(last_early)
@@ -219,30 +219,29 @@ class RetentionProgram:
             return sorted(runnable, key=lambda unit: instance.units.earliest[unit])
 
     def _last_early(self, unit: Unit) -> Timestep:
-        """Return the last timestep at which forward makes or reads a unit's arrays."""
+        """Return the last timestep at which its own phase makes or reads a unit's arrays."""
         problem = self._instance.problem
         arrays = [problem.problem.arrays[array] for array in self._instance.units.arrays[unit]]
-        readers = {reader for array in arrays for reader in array.consumers if not problem.is_late[reader]}
-        involved = readers.union(self._instance.units.operators[unit])
+        phase = self._instance.phase_of(unit)
+        readers = {reader for array in arrays for reader in array.consumers}
+        involved = {reader for reader in readers if problem.phases[reader] == phase}
+        involved.update(self._instance.units.operators[unit])
         return max(position for position, operator in enumerate(problem.order) if operator in involved)
 
     def _waits_in_part(self, unit: Unit, last_early: Timestep) -> bool:
-        """Return True if some arrays of a unit may be wanted again while forward has still to read others."""
+        """Return True if some arrays of a unit may be wanted again while its phase has to read others."""
         instance = self._instance
         waiting = instance.problem.order[instance.units.earliest[unit] : last_early + 1]
-        is_late = instance.problem.is_late
-        return len(instance.units.arrays[unit]) > 1 and any(is_late[operator] for operator in waiting)
+        phases, phase = instance.problem.phases, instance.phase_of(unit)
+        return len(instance.units.arrays[unit]) > 1 and any(phases[operator] > phase for operator in waiting)
 
     def _useful_until(self) -> list[Timestep]:
         """Return for each unit the last position at which it, or what is made of it, is read; -1 if never."""
         instance = self._instance
         until = [-1] * len(instance.units.arrays)
         for position, operator in enumerate(instance.problem.order):
-            if instance.problem.is_late[operator]:
-                for array in instance.reads[operator]:
-                    unit = instance.units.of_array[array]
-                    if unit >= 0:
-                        until[unit] = position
+            for array in instance.demands[operator]:
+                until[instance.units.of_array[array]] = position
         todo = list(range(len(until)))
         for unit in todo:
             for read in instance.units.reads[unit]:
@@ -282,13 +281,11 @@ class RetentionProgram:
 
     def _last_certain(self, array: ArrayIndex, involved: Sequence[tuple[int, bool]]) -> int:
         """Return the last event until which the first version is retained in any case."""
-        made_again = self._instance.units.of_array[array] >= 0
-        is_late = self._instance.problem.is_late
         return max(
             index
             for index, (place, makes) in enumerate(involved)
             if self._runs[place].runs is True
-            and (makes or not made_again or not is_late[self._runs[place].operator])
+            and (makes or array not in self._instance.demands[self._runs[place].operator])
         )
 
     def _require_event(self, before: Decision, runs: Decision, after: Decision, *, makes: bool) -> None:

@@ -28,14 +28,12 @@ def run_operator(instance: Instance, operator: OperatorIndex, copy_of: CopyOf) -
     Args:
         instance: the step.
         operator: which.
-        copy_of: what it reads; what is not late reads forward's own runs.
+        copy_of: what it reads of earlier phases; of its own it reads the operators' own runs.
     """
     sources: set[tuple[OperatorIndex, int]] = set()
-    if instance.problem.is_late[operator]:
-        for array in instance.reads[operator]:
-            unit = instance.units.of_array[array]
-            if unit >= 0 and (copy := copy_of(unit)):
-                sources.update((maker, copy) for maker in instance.problem.makers[array])
+    for array in instance.demands[operator]:
+        if copy := copy_of(instance.units.of_array[array]):
+            sources.update((maker, copy) for maker in instance.problem.makers[array])
     return Execution(operator, 0, tuple(sorted(sources)))
 
 

@@ -61,10 +61,11 @@ class RetainedSets:
         """True if a unit is complete, may still run, and forward has read it for the last time."""
         units = self.instance.units
         readers = {reader for a in units.arrays[unit] for reader in self.arrays[a].consumers}
+        phases = self.problem.phases
         early = [
             at
             for at, operator in enumerate(self.problem.order)
-            if operator in readers and not self.problem.is_late[operator]
+            if operator in readers and phases[operator] == self.instance.phase_of(unit)
         ]
         return units.earliest[unit] <= position <= units.latest[unit] and position > max(early, default=-1)
 
@@ -89,7 +90,7 @@ class RetainedSets:
         """The answer with repetitions in any sequence before late operators."""
         costs: Costs = {frozenset(): 0.0}
         for position, operator in enumerate(self.problem.order):
-            if self.problem.is_late[operator]:
+            if self.problem.phases[operator]:
                 costs = self._repeated(costs, position)
             after: Costs = {}
             for alive, cost in costs.items():
