@@ -382,7 +382,7 @@ def _beyond(evaluator: Evaluator, evaluation: Evaluation, budget_bytes: Bytes) -
     place: dict[OperatorIndex, Timestep] = {}
     operator = problem.order[-1]
     for timestep in reversed(range(evaluation.timesteps)):
-        if not trace.copy[timestep] and problem.is_late[trace.operator[timestep]]:
+        if not trace.copy[timestep] and problem.phases[trace.operator[timestep]]:
             operator = trace.operator[timestep]
             place[operator] = timestep
         beyond_bytes = trace.timestep_bytes[timestep] - budget_bytes

@@ -42,7 +42,7 @@ class Makers:
         of_array: for each array what has to run to make it again; empty if nothing can.
         reads: for each maker the arrays that it reads.
         seconds: of a repetition of each.
-        operators: for each maker the first of its operators.
+        operators: for each maker the last of its operators.
         latest: for each maker the last timestep of an order before which it can run again.
     """
 
@@ -182,8 +182,9 @@ class ResidencyProgram:
         self._demands += [_Demand(at, array, column) for column, at in runs for array in reads]
 
     def _is_last_version(self, operator: OperatorIndex, array: ArrayIndex) -> bool:
-        # A reader of forward may read what a later maker has not written over yet.
-        return len(self._problem.makers[array]) < 2 or self._problem.is_late[operator]
+        # A reader of the same phase may read what a later maker has not written over yet.
+        phases, producer = self._problem.phases, self._producers[array]
+        return len(self._problem.makers[array]) < 2 or producer is None or phases[operator] > phases[producer]
 
     def _counted(self, operator: OperatorIndex) -> list[ArrayIndex]:
         return [array for array in self._reads[operator] if self._sizes[array]]
@@ -265,7 +266,7 @@ def makers_of_units(instance: Instance) -> Makers:
             for operators in units.operators
         ],
         seconds=units.seconds,
-        operators=[operators[0] for operators in units.operators],
+        operators=[operators[-1] for operators in units.operators],
         latest=units.latest,
     )
 

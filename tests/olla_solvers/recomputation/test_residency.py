@@ -92,9 +92,7 @@ def check_moments(seeds: range) -> int:
         budget = plain_peak(step.problem) * 3 // 4
         moments = []
         for operator in step.problem.order:
-            if step.problem.is_late[operator] and all(
-                moment.has_run[operator] is False for moment in moments
-            ):
+            if step.problem.phases[operator] and all(moment.has_run[operator] is False for moment in moments):
                 if all(moment.is_to_come[operator] for moment in moments):
                     moments.append(moment_of_any_order(instance, operator, budget))
         least = Exhaustive(step).least_seconds(budget)
