@@ -44,8 +44,11 @@ WORTH_COMPILING = 4.0
 FASTER = 50
 """Times as many walks are made in annealing then."""
 
-PROGRAMS_SECONDS = 4.0
+PROGRAMS_SECONDS = 1.5
 """Of processor time, for integer programs of one budget at the usual effort."""
+
+SHARE_FOR_PROGRAMS = 0.5
+"""Share of what is left until a deadline that programs of one budget may take."""
 
 LEAST_UNITS = 20
 """Fewer units that could be dropped are searched through before a solver would have started."""
@@ -223,7 +226,7 @@ class _Planner:
         bound = self._bound(budget_bytes)
         if self._solver is None or bound.is_impossible:
             return ()
-        left = self._deadline - time.monotonic()
+        left = SHARE_FOR_PROGRAMS * (self._deadline - time.monotonic())
         proposals = propose(
             self._problems, bound, self._solver, seconds=self._effort * PROGRAMS_SECONDS, by_the_clock=left
         )
