@@ -130,16 +130,30 @@ def u_net(batch_size: int = 8) -> Case:
     return _UNet(64), (images, masks), F.binary_cross_entropy_with_logits
 
 
+def gpt2(batch_size: int = 8) -> Case:
+    """Make GPT-2 small without dropout for texts of 512 tokens."""
+    import transformers
+
+    return _language_model(transformers.GPT2Config(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0), batch_size)
+
+
 def llama(batch_size: int = 4) -> Case:
     """Make a Llama of 16 layers of 1,024 features for texts of 512 tokens."""
     import transformers
 
-    from olla_fx.models.text import CausalLanguageModel, logits_loss
-
     config = transformers.LlamaConfig(
         hidden_size=1024, intermediate_size=2816, num_hidden_layers=16, num_attention_heads=16,
-        num_key_value_heads=16, vocab_size=32000, use_cache=False,
+        num_key_value_heads=16, vocab_size=32000,
     )  # fmt: skip
-    model = CausalLanguageModel(transformers.LlamaForCausalLM(config))
+    return _language_model(config, batch_size)
+
+
+def _language_model(config: Any, batch_size: int) -> Case:
+    import transformers
+
+    from olla_fx.models.text import CausalLanguageModel, logits_loss
+
+    config.use_cache = False
+    model = CausalLanguageModel(transformers.AutoModelForCausalLM.from_config(config))
     text = torch.randint(config.vocab_size, (batch_size, 512))
     return model, (text, torch.randint(config.vocab_size, tuple(text.shape))), logits_loss
