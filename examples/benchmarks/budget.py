@@ -12,8 +12,8 @@ Figures are kept in a file, and parts of them can be made anew; tables and plot 
     python examples/benchmarks/budget.py --json budget.json --parts ours --models vgg16
     python examples/benchmarks/budget.py --json budget.json --parts --plot docs/budget.png
 
-The last one measures nothing. The exit status is 1 if a plan of PyTorch's is faster than ours of the same
-memory.
+The last one measures nothing. The exit status is 1 if somebody else has a plan that is faster than ours of
+the same memory.
 """
 
 from __future__ import annotations

@@ -47,23 +47,28 @@ def tables(results: Mapping[str, Figures]) -> str:
 
 
 def compared(known: Figures) -> list[tuple[int, float, str]]:
-    """Return peak and extra time of the plans that ours are compared with at equal memory, and whose."""
-    plans = [
-        (tuple(plan), knapsack) for knapsack, of_it in known.get("pytorch", {}).items() for plan in of_it
-    ]
-    points = [
-        (*point, "/".join(knapsack for plan, knapsack in plans if plan == point))
-        for point in not_dominated([plan for plan, _ in plans])
-        if point[1] > 0
-    ]
+    """Return peak and extra time of the plans that ours are compared with at equal memory, and whose.
+
+    They are those that no other of PyTorch's beats, those that no other of the papers' does, and checkpoints.
+    """
+    found = _best(known, known.get("pytorch", {})) + _best(known, known.get("published", {}))
     if known.get("blocks"):
         peak_bytes, extra, count = known["blocks"]
-        points.append((peak_bytes, extra, f"{count} checkpoints"))
-    return points
+        found.append((peak_bytes, extra, f"{count} checkpoints"))
+    return found
+
+
+def _best(known: Figures, by_planner: Mapping[str, Any]) -> list[tuple[int, float, str]]:
+    plans = [(tuple(plan), planner) for planner, of_it in by_planner.items() for plan in of_it]
+    return [
+        (*point, "/".join(dict.fromkeys(planner for plan, planner in plans if plan == point)))
+        for point in not_dominated([plan for plan, _ in plans])
+        if point[1] > 0 and point[0] < known["peak_bytes"]
+    ]
 
 
 def behind(results: Mapping[str, Figures]) -> list[str]:
-    """Return the steps that have a plan of PyTorch's that is faster than ours of the same memory."""
+    """Return the steps of which somebody else has a plan that is faster than ours of the same memory."""
     return [
         name
         for name, known in results.items()
@@ -71,12 +76,17 @@ def behind(results: Mapping[str, Figures]) -> list[str]:
     ]
 
 
+def _plans(known: Figures) -> list[tuple[int, float]]:
+    """Return peak and extra time of all our plans, the step without repetitions first."""
+    return [(known["peak_bytes"], 0.0), *((peak, extra) for _, peak, extra, *_ in known["ours"])]
+
+
 def _extra_within(known: Figures, peak_bytes: int) -> float:
-    return min((extra for _, peak, extra, *_ in known["ours"] if peak <= peak_bytes), default=float("inf"))
+    return min((extra for peak, extra in _plans(known) if peak <= peak_bytes), default=float("inf"))
 
 
-def _lowest(known: Figures, most_extra: float) -> int | None:
-    return min((peak for _, peak, extra, *_ in known["ours"] if extra <= most_extra), default=None)
+def _lowest(known: Figures, most_extra: float) -> int:
+    return min(peak for peak, extra in _plans(known) if extra <= most_extra)
 
 
 def _bound(known: Figures, budget_bytes: int) -> float | None:
@@ -146,8 +156,7 @@ def _summary(results: Mapping[str, Figures]) -> str:
     savings = [
         1 - _extra_within(known, peak_bytes) / extra
         for known in results.values()
-        for peak_bytes, extra, whose in compared(known)
-        if "checkpoints" not in whose
+        for peak_bytes, extra, _ in _best(known, known.get("pytorch", {}))
     ]
     if not savings:
         return ""
@@ -196,9 +205,9 @@ def _percent(extra: float) -> str:
     return "-" if extra == float("inf") else f"{100 * extra:.2f}"
 
 
-def mib(size: int | None) -> str:
-    """Return bytes in MiB; a dash for what is not there."""
-    return "-" if size is None else f"{size / MIB:,.0f}"
+def mib(size: int) -> str:
+    """Return bytes in MiB."""
+    return f"{size / MIB:,.0f}"
 
 
 def in_markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -214,7 +223,10 @@ def plot(results: Mapping[str, Figures], path: Path) -> None:
     steps = list(dict.fromkeys(name.rpartition(" ")[0] for name, known in results.items() if "ours" in known))
     columns = 4
     lines = -(-len(steps) // columns)
-    figure, axes = pyplot.subplots(lines, columns, figsize=(4.5 * columns, 4 * lines), squeeze=False)
+    figure, axes = pyplot.subplots(
+        lines, columns, figsize=(4 * columns, 3.5 * lines + 1), squeeze=False, layout="constrained"
+    )
+    labels: dict[str, Any] = {}
     for axis, step in zip(axes.flat, steps, strict=False):
         _draw(axis, results.get(f"{step} none"), results.get(f"{step} all"))
         axis.set_title(step)
@@ -222,10 +234,10 @@ def plot(results: Mapping[str, Figures], path: Path) -> None:
         axis.set_ylabel("extra time, %")
         axis.set_ylim(0, 45)
         axis.set_xlim(left=0)
-        axis.legend(fontsize="x-small")
+        labels |= {line.get_label(): line for line in axis.lines}
     for axis in axes.flat[len(steps) :]:
         axis.set_visible(False)
-    figure.tight_layout()
+    figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=6)
     figure.savefig(path, dpi=80)
     pyplot.close(figure)
 
@@ -244,11 +256,11 @@ def _draw(axis: Any, plain: Figures | None, rewritten: Figures | None) -> None:
     if plain is not None and "ours" in plain:
         proven = [(budget, bound) for budget, _, _, bound, _ in plain["ours"] if bound is not None]
         add(proven, "k:", "proven", linewidth=1)
-        add([point[1:3] for point in plain["ours"]], "C0.-", "ours")
+        add(_plans(plain), "C0.-", "ours")
         for color, (planner, plans) in enumerate(plain.get("published", {}).items(), 4):
             add(plans, f"C{color % 10}x", planner, markersize=4)
         pytorch = [plan for plans in plain.get("pytorch", {}).values() for plan in plans]
         add(pytorch, "C3s", "PyTorch", markersize=5) if pytorch else None
         add([plain["blocks"]], "C3*", "checkpoints", markersize=9) if plain.get("blocks") else None
     if rewritten is not None and "ours" in rewritten:
-        add([point[1:3] for point in rewritten["ours"]], "C2.--", "ours, with rewrites")
+        add(_plans(rewritten), "C2.--", "ours, with rewrites")
