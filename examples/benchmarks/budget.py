@@ -23,7 +23,7 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,10 @@ LONG = ("convolution", "addmm", "mm", "bmm", "_scaled_dot_product", "mkldnn")
 PYTORCH_BUDGETS = tuple(step / 20 for step in range(21))
 
 MOST_OPERATORS = 3000
-"""Of a step that all other planners get: on larger ones those below take many minutes. There, fewer of
-PyTorch's budgets are tried, and fewer of ours."""
+"""Of a step that all other planners get: on larger ones those below take many minutes. There, others have one
+order, and fewer of PyTorch's budgets are tried, and of ours."""
 
-SLOW = ("chen-recursive", "minimum-cut-dynamic", "minimum-cut-greedy")
+SLOW = ("chen-segments-by-cost", "chen-recursive", "minimum-cut-dynamic", "minimum-cut-greedy")
 
 ROUNDS = 2
 """How often budgets are added between the last plan within a limit of time and the first beyond it."""
@@ -69,7 +69,7 @@ def measure(name: str, batch: int, options: argparse.Namespace, rewrites: str, k
     known["peak_bytes"] = plain
     is_small = known["operators"] <= MOST_OPERATORS
     makers: dict[str, Callable[[], Any]] = {
-        "published": lambda: by_published(step, plain, () if is_small else SLOW),
+        "published": lambda: by_published(step.problems if is_small else step.problems[:1], plain, is_small),
         "pytorch": lambda: by_pytorch(step, PYTORCH_BUDGETS if is_small else PYTORCH_BUDGETS[::6]),
         "blocks": lambda: by_blocks(step, name, batch, options.device, rewrites),
         "ours": lambda: by_ours(
@@ -133,15 +133,15 @@ def between(answers: dict[Bytes, WithinBudget], most_seconds: float, plain: Byte
     return [min(max(budget, low.peak_bytes + margin), high[0] - margin)] if margin > 0 else []
 
 
-def by_published(step: Step, plain: Bytes, without: Collection[str]) -> dict[str, list[list[float]]]:
+def by_published(
+    problems: Sequence[RecomputationProblem], plain: Bytes, is_small: bool
+) -> dict[str, list[list[float]]]:
     """Return peak and extra time of each published planner's plan for each share, in its better order."""
-    step_seconds = step.problems[0].step_seconds
+    step_seconds = problems[0].step_seconds
     plans: dict[str, list[list[float]]] = {}
-    for name in HEURISTICS:
-        if name in without:
-            continue
+    for name in HEURISTICS if is_small else sorted(HEURISTICS.keys() - SLOW):
         for budget in (int(share * plain) for share in SHARES):
-            found = [plan_by(name, problem, budget) for problem in step.problems]
+            found = [plan_by(name, problem, budget) for problem in problems]
             best = min(found, key=lambda plan: (max(plan.peak_bytes, budget), plan.extra_seconds))
             plans.setdefault(name, []).append([best.peak_bytes, best.extra_seconds / step_seconds])
     return plans

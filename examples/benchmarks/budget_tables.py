@@ -34,6 +34,12 @@ EXPERIMENTS = {
 }
 """MiB without repetitions, within each of :data:`LIMITS`, and at least, of earlier experiments."""
 
+NEAR = 1e-4
+"""Extra time that is taken for equal."""
+
+MOST_SHOWN = 6
+"""Plans of PyTorch's and of the papers' each that are shown of a step, beside those that beat ours."""
+
 Figures: TypeAlias = Mapping[str, Any]
 
 
@@ -51,11 +57,15 @@ def compared(known: Figures) -> list[tuple[int, float, str]]:
 
     They are those that no other of PyTorch's beats, those that no other of the papers' does, and checkpoints.
     """
-    found = _best(known, known.get("pytorch", {})) + _best(known, known.get("published", {}))
+    return [plan for plans in _groups(known) for plan in plans]
+
+
+def _groups(known: Figures) -> list[list[tuple[int, float, str]]]:
+    groups = [_best(known, known.get(part, {})) for part in ("pytorch", "published")]
     if known.get("blocks"):
         peak_bytes, extra, count = known["blocks"]
-        found.append((peak_bytes, extra, f"{count} checkpoints"))
-    return found
+        groups.append([(peak_bytes, extra, f"{count} checkpoints")])
+    return groups
 
 
 def _best(known: Figures, by_planner: Mapping[str, Any]) -> list[tuple[int, float, str]]:
@@ -72,8 +82,12 @@ def behind(results: Mapping[str, Figures]) -> list[str]:
     return [
         name
         for name, known in results.items()
-        if "ours" in known and any(extra < _extra_within(known, peak) for peak, extra, _ in compared(known))
+        if "ours" in known and any(_is_behind(known, *plan[:2]) for plan in compared(known))
     ]
+
+
+def _is_behind(known: Figures, peak_bytes: int, extra: float) -> bool:
+    return extra + NEAR < _extra_within(known, peak_bytes)
 
 
 def _plans(known: Figures) -> list[tuple[int, float]]:
@@ -144,27 +158,57 @@ def _compared(results: Mapping[str, Figures]) -> str:
     header = ("step", "plan", "MiB", "extra time, %", "ours, same memory", "proven", "ours, same time, MiB")
     rows = []
     for name, known in results.items():
-        for peak_bytes, extra, whose in compared(known):
+        for peak_bytes, extra, whose in _shown(known):
             ours, bound = _extra_within(known, peak_bytes), _bound(known, peak_bytes)
-            cells = (_percent(ours), "" if bound is None else _percent(bound), mib(_lowest(known, extra)))
-            is_behind = " (behind)" if ours > extra else ""
-            rows.append((name, whose, mib(peak_bytes), _percent(extra), cells[0] + is_behind, *cells[1:]))
+            is_behind = " (behind)" if _is_behind(known, peak_bytes, extra) else ""
+            proven = "" if bound is None else _percent(bound)
+            lowest = mib(_lowest(known, extra))
+            rows.append(
+                (name, whose, mib(peak_bytes), _percent(extra), _percent(ours) + is_behind, proven, lowest)
+            )
     return in_markdown(header, rows)
 
 
+def _shown(known: Figures) -> list[tuple[int, float, str]]:
+    """Return some of what ours are compared with: evenly spread, and all that is faster than ours."""
+    shown = []
+    for group in _groups(known):
+        apart = max(1, (len(group) - 1) / (MOST_SHOWN - 1))
+        spread = {round(step * apart) for step in range(MOST_SHOWN)}
+        shown += [plan for index, plan in enumerate(group) if index in spread or _is_behind(known, *plan[:2])]
+    return shown
+
+
 def _summary(results: Mapping[str, Figures]) -> str:
-    savings = [
-        1 - _extra_within(known, peak_bytes) / extra
-        for known in results.values()
-        for peak_bytes, extra, _ in _best(known, known.get("pytorch", {}))
-    ]
-    if not savings:
+    """Return how much less time ours take than PyTorch's plans, and how much less the bound would allow."""
+    steps, lines = [], []
+    for name, known in results.items():
+        plans = _best(known, known.get("pytorch", {}))
+        bounds = [_bound(known, peak_bytes) for peak_bytes, *_ in plans]
+        pairs = [
+            (1 - _extra_within(known, peak) / extra, 1 - bound / extra)
+            for (peak, extra, _), bound in zip(plans, bounds, strict=True)
+            if bound is not None
+        ]
+        if pairs:
+            ours, possible = (statistics.median(column) for column in zip(*pairs, strict=True))
+            steps.append((pairs, ours))
+            lines.append((name, f"{len(pairs)}", f"{ours:.0%}", f"{possible:.0%}"))
+    if not steps:
         return ""
-    return (
+    savings = [saving for pairs, _ in steps for saving, _ in pairs]
+    words = (
         f"Beside PyTorch's {len(savings)} plans that no other of its own beats, ours of the same memory take "
-        f"{statistics.median(savings):.0%} less extra time in the median; "
-        f"{sum(saving < 0 for saving in savings)} of them take more."
+        f"{statistics.median(savings):.0%} less extra time in the median, "
+        f"{statistics.median(ours for _, ours in steps):.0%} in the median of the steps' medians."
     )
+    header = (
+        "step",
+        "plans of PyTorch's",
+        "ours: less extra time, median",
+        "what the bound allows",
+    )
+    return f"{words}\n\n{in_markdown(header, lines)}"
 
 
 def _seconds(results: Mapping[str, Figures]) -> str:
