@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 from budget_pytorch import not_dominated
 
+from olla_solvers.recomputation.published.methods import HEURISTICS
+
 MIB = 1 << 20
 
 SHARES = (0.9, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
@@ -110,7 +112,7 @@ def _bound(known: Figures, budget_bytes: int) -> float | None:
 
 
 def _curves(results: Mapping[str, Figures]) -> str:
-    header = ("step", "0 %", *(f"≤ {limit:.0%}" for limit in LIMITS), "lowest", "proven")
+    header = ("step", "0 %", *(f"≤ {limit * 100:g} %" for limit in LIMITS), "lowest", "proven")
     rows = []
     for name, known in results.items():
         before = EXPERIMENTS.get(name.removesuffix(" none"), ())
@@ -193,14 +195,14 @@ def _summary(results: Mapping[str, Figures]) -> str:
         if pairs:
             ours, possible = (statistics.median(column) for column in zip(*pairs, strict=True))
             steps.append((pairs, ours))
-            lines.append((name, f"{len(pairs)}", f"{ours:.0%}", f"{possible:.0%}"))
+            lines.append((name, f"{len(pairs)}", f"{100 * ours:.0f} %", f"{100 * possible:.0f} %"))
     if not steps:
         return ""
     savings = [saving for pairs, _ in steps for saving, _ in pairs]
     words = (
         f"Beside PyTorch's {len(savings)} plans that no other of its own beats, ours of the same memory take "
-        f"{statistics.median(savings):.0%} less extra time in the median, "
-        f"{statistics.median(ours for _, ours in steps):.0%} in the median of the steps' medians."
+        f"{100 * statistics.median(savings):.0f} % less extra time in the median, "
+        f"{100 * statistics.median(ours for _, ours in steps):.0f} % in the median of the steps' medians."
     )
     header = (
         "step",
@@ -301,8 +303,8 @@ def _draw(axis: Any, plain: Figures | None, rewritten: Figures | None) -> None:
         proven = [(budget, bound) for budget, _, _, bound, _ in plain["ours"] if bound is not None]
         add(proven, "k:", "proven", linewidth=1)
         add(_plans(plain), "C0.-", "ours")
-        for color, (planner, plans) in enumerate(plain.get("published", {}).items(), 4):
-            add(plans, f"C{color % 10}x", planner, markersize=4)
+        for planner, plans in plain.get("published", {}).items():
+            add(plans, f"C{(4 + list(HEURISTICS).index(planner)) % 10}x", planner, markersize=4)
         pytorch = [plan for plans in plain.get("pytorch", {}).values() for plan in plans]
         add(pytorch, "C3s", "PyTorch", markersize=5) if pytorch else None
         add([plain["blocks"]], "C3*", "checkpoints", markersize=9) if plain.get("blocks") else None
