@@ -34,7 +34,6 @@ from olla_fx.models import ModelCase, build_model, optimizer_by_name
 SIZES = {
     "torchvision:resnet18": {"batch_size": 8, "image_size": 112},
     "torchvision:resnet50": {"batch_size": 4, "image_size": 112},
-    "torchvision:vgg11": {"batch_size": 4, "image_size": 64},
     "transformers:vit": {"batch_size": 4, "image_size": 224},
     "transformers:gpt2": {"batch_size": 8, "tokens": 128},
 }
