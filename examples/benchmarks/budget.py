@@ -1,15 +1,19 @@
-"""Plans steps within memory budgets: simulated extra time, beside the bound and other planners.
+"""Plans steps within memory budgets: simulated extra time against memory, the bound, and other planners.
 
-A budget is a share of the step's peak without repetitions, of the order that the project finds for it. All
-planners get the same step, orders, seconds and evaluation, and what they find in the best order counts: ours,
-those of Chen et al. and in the manner of ``torch.compile``'s memory budget
-(``olla_solvers.recomputation.published``). Seconds are estimates for
-``--device``; nothing runs. A cell is extra time in per cent of the step's; in brackets the peak in MiB where
-the budget is not met.
+All planners get the same steps, orders, seconds and evaluation: ours, those of Chen et al. and in the manner
+of ``torch.compile`` (``olla_solvers.recomputation.published``), ``torch.compile``'s own partitioner
+(``budget_pytorch.py``) and ``torch.utils.checkpoint`` around blocks (``budget_steps.py``). Seconds are
+estimates for ``--device``; nothing runs (``budget_measured.py`` runs steps). With rewrites, ours are compared
+with checkpoints alone.
 
-    python examples/benchmarks/budget.py
-    python examples/benchmarks/budget.py --models torchvision:resnet50 --batch-sizes 32 --shares 0.7 0.5
-    python examples/benchmarks/budget.py --rewrites none --json budget.json
+Figures are kept in a file, and parts of them can be made anew; tables and plot are of that file:
+
+    python examples/benchmarks/budget.py --json budget.json --plot docs/budget.png
+    python examples/benchmarks/budget.py --json budget.json --parts ours --models vgg16
+    python examples/benchmarks/budget.py --json budget.json --parts --plot docs/budget.png
+
+The last one measures nothing. The exit status is 1 if somebody else has a plan that is faster than ours of
+the same memory.
 """
 
 from __future__ import annotations
@@ -19,100 +23,128 @@ import json
 import sys
 import time
 import warnings
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from ordering import TOKENS, table
+from budget_pytorch import points_by_pytorch
+from budget_steps import STEPS, Step, checkpointed_step, short, step_to_plan
+from budget_tables import LIMITS, SHARES, behind, compared, plot, tables
 
-from olla_fx.capture import Mode, StepRequest, capture
-from olla_fx.costs import profile_by_name
-from olla_fx.dataflow import GradientsInBuffer
-from olla_fx.models import build_model, optimizer_by_name
-from olla_fx.options import Options
-from olla_fx.passes.rewrites.probes import Probe
-from olla_fx.recomputation import RecomputableStep
-from olla_fx.rewriting import Rewriting, choose_rewrites
-from olla_solvers.recomputation.least_time import curve
+from olla_solvers.problem import Bytes
+from olla_solvers.recomputation.least_time import WithinBudget, curve
 from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem
 from olla_solvers.recomputation.published.activation_budget import dynamic_budget, greedy_budget
 from olla_solvers.recomputation.published.methods import HEURISTICS
 
-MIB = 1 << 20
+PARTS = ("published", "pytorch", "blocks", "ours")
 
 LONG = ("convolution", "addmm", "mm", "bmm", "_scaled_dot_product", "mkldnn")
 """How the names of operators begin that ``torch.compile``'s budget repeats at a price, others first."""
 
-HERE = Path(__file__).parent
-
-STEPS = (
-    ("torchvision:resnet50", 32),
-    ("torchvision:vgg16", 32),
-    ("torchvision:vit_b_16", 32),
-    ("transformers:gpt2-base", 8),
-    (f"{HERE / 'budget_models.py'}:u_net", 8),
-    (f"{HERE / 'budget_models.py'}:llama", 4),
-    (f"{HERE / 'budget_models.py'}:residual_network", 32),
-    (f"{HERE / 'budget_models.py'}:unrolled_lstm", 64),
-)
-
-SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+PYTORCH_BUDGETS = tuple(step / 20 for step in range(21))
 
 MOST_OPERATORS = 3000
-"""Of a step that other planners get, too: some try so many plans that larger ones take minutes."""
+"""Of a step that all other planners get: on larger ones those below take many minutes. There, others have one
+order, and fewer of PyTorch's budgets are tried, and of ours."""
+
+SLOW = ("chen-segments-by-cost", "chen-recursive", "minimum-cut-dynamic", "minimum-cut-greedy")
+
+ROUNDS = 2
+"""How often budgets are added between the last plan within a limit of time and the first beyond it."""
+
+LOWEST_STEPS = 3
+"""Budgets between the lowest peak and what is proven impossible."""
 
 
-def step_to_plan(name: str, batch: int, device: str, rewrites: str) -> tuple[RecomputationProblem, ...]:
-    """Return what of a model's whole training step may run again, in the orders that a plan begins from."""
-    case = build_model(name, batch_size=batch, tokens=512 if "gpt2" in name else TOKENS, device="meta")
-    optimizer = optimizer_by_name("sgd", case.model.parameters())
-    options = Options(rewrites=rewrites)
-    request = StepRequest(case.model, case.inputs, Mode.TRAINING, case.loss_fn, optimizer, options)
-    captured = capture(request)
-    probe = Probe(captured.device, False, lambda _, ask: ask())
-    rewriting = Rewriting(captured, GradientsInBuffer(), probe)
-    candidate = choose_rewrites(rewriting, options.rewrites)
-    return RecomputableStep.of(rewriting, candidate, profile_by_name(device)).orders()
-
-
-def plans_of(
-    problems: tuple[RecomputationProblem, ...], shares: list[float], planners: list[str]
-) -> dict[str, Any]:
-    """Return what each planner makes of each budget, and what is proven."""
-    problem = problems[0]
-    plain_bytes = curve(problem, (2**60,))[0].recomputation.peak_bytes
-    budgets = [int(share * plain_bytes) for share in shares]
+def measure(name: str, batch: int, options: argparse.Namespace, rewrites: str, known: dict[str, Any]) -> None:
+    """Put what is asked for of one step into what is known of it."""
     began = time.process_time()
-    # As long for each order as for a single one.
-    answers = curve(problems, budgets, effort=len(problems))
-    seconds = {"ours": time.process_time() - began}
-    plans = {"ours": [answer.recomputation for answer in answers]}
-    if len(problem.order) <= MOST_OPERATORS:
-        for name in planners:
-            began = time.process_time()
-            plans[name] = [
-                min((plan_by(name, each, budget) for each in problems), key=partial(rank, budget))
-                for budget in budgets
-            ]
-            seconds[name] = time.process_time() - began
-    step = problem.step_seconds
-    return {
-        "operators": len(problem.order),
-        "peak_bytes": plain_bytes,
-        "budgets": budgets,
-        "bounds": [answer.bound.extra_seconds / step for answer in answers],
-        "plans": {
-            name: [[plan.extra_seconds / step, plan.peak_bytes] for plan in of_name]
-            for name, of_name in plans.items()
-        },
-        "seconds": seconds,
+    step = step_to_plan(name, batch, options.device, rewrites)
+    seconds = known.setdefault("seconds", {})
+    seconds["capture"] = time.process_time() - began
+    known["operators"] = len(step.problems[0].order)
+    plain = curve(step.problems, (2**60,))[0].recomputation.peak_bytes
+    known["peak_bytes"] = plain
+    is_small = known["operators"] <= MOST_OPERATORS
+    makers: dict[str, Callable[[], Any]] = {
+        "published": lambda: by_published(step.problems if is_small else step.problems[:1], plain, is_small),
+        "pytorch": lambda: by_pytorch(step, PYTORCH_BUDGETS if is_small else PYTORCH_BUDGETS[::6]),
+        "blocks": lambda: by_blocks(step, name, batch, options.device, rewrites),
+        "ours": lambda: by_ours(
+            step.problems, plain, [point[0] for point in compared(known)], ROUNDS if is_small else 1
+        ),
     }
+    parts = set(options.parts)
+    if rewrites != "none":
+        parts -= {"published", "pytorch"}
+    for part in PARTS:
+        if part in parts:
+            began = time.process_time()
+            known[part] = makers[part]()
+            seconds[part] = time.process_time() - began
 
 
-def rank(budget_bytes: int, plan: Recomputation) -> tuple[int, float]:
-    """Return how far a plan is beyond a budget, and what it takes."""
-    return max(0, plan.peak_bytes - budget_bytes), plan.extra_seconds
+def by_ours(
+    problems: Sequence[RecomputationProblem], plain: Bytes, others: Sequence[Bytes], rounds: int
+) -> list[list[Any]]:
+    """Return budget, peak, extra time and bound of our plans, at others' memory and about limits of time."""
+    answers: dict[Bytes, WithinBudget] = {}
+    step_seconds = problems[0].step_seconds
+
+    def ask(budgets: Sequence[Bytes]) -> None:
+        new = sorted(set(budgets) - set(answers))
+        answers.update(zip(new, curve(problems, new, effort=len(problems)), strict=True))
+
+    ask([*(int(share * plain) for share in SHARES), *others])
+    for _ in range(rounds):
+        ask([budget for limit in LIMITS for budget in between(answers, limit * step_seconds, plain)])
+    lowest = min(answer.recomputation.peak_bytes for answer in answers.values())
+    room = lowest - max(answer.bound.least_bytes for answer in answers.values())
+    ask(
+        [lowest - room * step // (LOWEST_STEPS + 1) for step in range(1, LOWEST_STEPS + 1)]
+        if room > 0
+        else []
+    )
+    return [
+        [
+            budget,
+            answer.recomputation.peak_bytes,
+            answer.recomputation.extra_seconds / step_seconds,
+            None if answer.bound.is_impossible else answer.bound.extra_seconds / step_seconds,
+            answer.bound.least_bytes,
+        ]
+        for budget, answer in sorted(answers.items())
+    ]
+
+
+def between(answers: dict[Bytes, WithinBudget], most_seconds: float, plain: Bytes) -> list[Bytes]:
+    """Return a budget where the straight line between the plans about a limit of time meets it."""
+    plans = sorted((answer.recomputation for answer in answers.values()), key=lambda plan: plan.peak_bytes)
+    within = [plan for plan in plans if plan.extra_seconds <= most_seconds]
+    beyond = [plan for plan in plans if plan.extra_seconds > most_seconds]
+    if not beyond:
+        return []
+    high, low = (within[0].peak_bytes, within[0].extra_seconds) if within else (plain, 0.0), beyond[-1]
+    share = (most_seconds - high[1]) / (low.extra_seconds - high[1])
+    budget = high[0] - int(share * (high[0] - low.peak_bytes))
+    margin = (high[0] - low.peak_bytes) // 10
+    return [min(max(budget, low.peak_bytes + margin), high[0] - margin)] if margin > 0 else []
+
+
+def by_published(
+    problems: Sequence[RecomputationProblem], plain: Bytes, is_small: bool
+) -> dict[str, list[list[float]]]:
+    """Return peak and extra time of each published planner's plan for each share, in its better order."""
+    step_seconds = problems[0].step_seconds
+    plans: dict[str, list[list[float]]] = {}
+    for name in HEURISTICS if is_small else sorted(HEURISTICS.keys() - SLOW):
+        for budget in (int(share * plain) for share in SHARES):
+            found = [plan_by(name, problem, budget) for problem in problems]
+            best = min(found, key=lambda plan: (max(plan.peak_bytes, budget), plan.extra_seconds))
+            plans.setdefault(name, []).append([best.peak_bytes, best.extra_seconds / step_seconds])
+    return plans
 
 
 def plan_by(name: str, problem: RecomputationProblem, budget_bytes: int) -> Recomputation:
@@ -124,54 +156,59 @@ def plan_by(name: str, problem: RecomputationProblem, budget_bytes: int) -> Reco
     return planner(problem, budget_bytes, long=[index for index, name in names if name.startswith(LONG)])
 
 
-def cell(extra: float, peak_bytes: int, budget_bytes: int) -> str:
-    """Return a cell of the table."""
-    return f"{extra:.2%}" if peak_bytes <= budget_bytes else f"({peak_bytes / MIB:,.0f})"
+def by_pytorch(step: Step, budgets: Sequence[float]) -> dict[str, Any]:
+    """Return memory and extra time of the plans of PyTorch's partitioner, by its knapsacks."""
+    graph, dataflow = step.captured.graph_module, step.recomputable.kept.dataflow
+    return points_by_pytorch(graph, dataflow, step.problems, budgets)
 
 
-def tables(name: str, figures: dict[str, Any], shares: list[float]) -> str:
-    """Return one step's table."""
-    budgets = figures["budgets"]
-    header = ("planner", *(f"{share:g}" for share in shares), "seconds")
-    rows = [("budget, MiB", *(f"{budget / MIB:,.0f}" for budget in budgets), "")]
-    rows.append(
-        ("proven", *("impossible" if bound > 1e9 else f"{bound:.2%}" for bound in figures["bounds"]), "")
-    )
-    for planner, plans in figures["plans"].items():
-        cells = (cell(*plan, budget) for plan, budget in zip(plans, budgets, strict=True))
-        rows.append((planner, *cells, f"{figures['seconds'][planner]:.1f}"))
-    title = (
-        f"{Path(name).name}: {figures['operators']:,} operators, peak {figures['peak_bytes'] / MIB:,.0f} MiB"
-    )
-    return f"{title}\n{table(header, rows)}\n"
+def by_blocks(step: Step, name: str, batch: int, device: str, rewrites: str) -> list[float] | None:
+    """Return memory and extra time of the step with checkpoints around blocks, and how many there are."""
+    found = checkpointed_step(name, batch, device, rewrites)
+    if found is None:
+        return None
+    checkpointed, blocks = found
+    seconds = checkpointed.problems[0].step_seconds
+    return [checkpointed.peak_bytes, seconds / step.problems[0].step_seconds - 1, blocks]
 
 
-def main() -> int:
-    """Plan what the command line asks for."""
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", metavar="NAME")
-    parser.add_argument("--batch-sizes", nargs="+", type=int, default=(32,), metavar="N")
-    parser.add_argument("--shares", nargs="+", type=float, default=SHARES, metavar="SHARE")
-    parser.add_argument("--planners", nargs="*", choices=HEURISTICS, default=list(HEURISTICS), metavar="NAME")
-    parser.add_argument("--rewrites", choices=("all", "none"), default="all")
+    names = [short(name) for name, *_ in STEPS]
+    parser.add_argument("--models", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument(
+        "--parts", nargs="*", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS)
+    )
+    parser.add_argument("--rewrites", nargs="+", choices=("all", "none"), help="for all steps")
     parser.add_argument("--device", default="a100", help="whose time counts (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
-    options = parser.parse_args()
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where figures are kept")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures into an image file")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Plan what the command line asks for, and show all that is known."""
+    options = arguments()
     warnings.filterwarnings("ignore", category=UserWarning)
     torch.set_num_threads(1)
-    steps = STEPS
-    if options.models:
-        steps = tuple((name, batch) for name in options.models for batch in options.batch_sizes)
-    results = {}
-    for name, batch in steps:
-        problems = step_to_plan(name, batch, options.device, options.rewrites)
-        results[f"{name} {batch}"] = plans_of(problems, list(options.shares), options.planners)
-        print(tables(name, results[f"{name} {batch}"], list(options.shares)), flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
-    return 0
+    steps = [step for step in STEPS if not options.models or short(step[0]) in options.models]
+    results: dict[str, Any] = {}
+    if options.json and options.json.exists():
+        results = json.loads(options.json.read_text(encoding="utf-8"))
+    for name, batch, usual in steps if options.parts else ():
+        for rewrites in options.rewrites or usual:
+            key = f"{short(name)} {batch} {rewrites}"
+            measure(name, batch, options, rewrites, results.setdefault(key, {}))
+            print(key, results[key]["seconds"], file=sys.stderr)
+            if options.json:
+                options.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    print(tables(results))
+    if options.plot:
+        plot(results, options.plot)
+    return 1 if behind(results) else 0
 
 
 if __name__ == "__main__":

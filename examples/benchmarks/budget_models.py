@@ -6,12 +6,16 @@ Memory Cost", §5.2 and §5.3. Each function makes ``(model, example, loss_fn)``
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from olla_fx.models import CausalLanguageModel, import_torchvision, logits_loss
 
 Case = tuple[nn.Module, tuple[Any, ...], Callable[..., torch.Tensor]]
 
@@ -130,16 +134,29 @@ def u_net(batch_size: int = 8) -> Case:
     return _UNet(64), (images, masks), F.binary_cross_entropy_with_logits
 
 
+def gpt2(batch_size: int = 8) -> Case:
+    """Make GPT-2 small without dropout for texts of 512 tokens."""
+    config = _transformers().GPT2Config(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    return _language_model(config, batch_size)
+
+
 def llama(batch_size: int = 4) -> Case:
     """Make a Llama of 16 layers of 1,024 features for texts of 512 tokens."""
-    import transformers
-
-    from olla_fx.models.text import CausalLanguageModel, logits_loss
-
-    config = transformers.LlamaConfig(
+    config = _transformers().LlamaConfig(
         hidden_size=1024, intermediate_size=2816, num_hidden_layers=16, num_attention_heads=16,
-        num_key_value_heads=16, vocab_size=32000, use_cache=False,
+        num_key_value_heads=16, vocab_size=32000,
     )  # fmt: skip
-    model = CausalLanguageModel(transformers.LlamaForCausalLM(config))
+    return _language_model(config, batch_size)
+
+
+def _transformers() -> Any:
+    if importlib.util.find_spec("torchvision") is not None:
+        import_torchvision()  # transformers imports it if it is installed
+    return importlib.import_module("transformers")
+
+
+def _language_model(config: Any, batch_size: int) -> Case:
+    config.use_cache = False
+    model = CausalLanguageModel(_transformers().AutoModelForCausalLM.from_config(config))
     text = torch.randint(config.vocab_size, (batch_size, 512))
     return model, (text, torch.randint(config.vocab_size, tuple(text.shape))), logits_loss

@@ -1,0 +1,110 @@
+"""The benchmark of memory budgets gives other planners the same step, and shows their figures and ours."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from olla_fx.models import ModelCase
+
+BENCHMARKS = Path(__file__).parents[1] / "examples" / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def steps() -> ModuleType:
+    return module("budget_steps")
+
+
+def module(name: str) -> ModuleType:
+    """A script, as a module; scripts import one another."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+class Block(nn.Sequential):
+    def __init__(self, channels: int) -> None:
+        super().__init__(
+            nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU(inplace=True)
+        )
+
+
+class Network(nn.Module):
+    def __init__(self, blocks: int, channels: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, channels, 3, padding=1), *(Block(channels) for _ in range(blocks))
+        )
+        self.head = nn.Linear(channels, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x).mean((2, 3)))
+
+
+def case(blocks: int = 6, channels: int = 16) -> ModelCase:
+    example = torch.randn(8, 3, 32, 32), torch.randint(5, (8,))
+    return ModelCase(Network(blocks, channels), example, F.cross_entropy)
+
+
+def test_what_the_partitioner_saves_is_kept_and_all_else_made_again(steps):
+    pytorch = module("budget_pytorch")
+    step = steps._step_of(case(), "a100", "none")
+    graph, dataflow = step.captured.graph_module, step.recomputable.kept.dataflow
+    by_budget = [
+        pytorch.points_by_pytorch(graph, dataflow, step.problems, [budget]) for budget in (1.0, 0.5, 0.0)
+    ]
+    for knapsack in pytorch.KNAPSACKS:
+        (most, half, least) = (points[knapsack][0] for points in by_budget)
+        assert half[0] < most[0] <= 1.01 * step.peak_bytes
+        assert 0 <= most[1] < half[1] < least[1] < 0.6
+    # With nothing saved, each operator of forward that backward needs runs once more.
+    evaluator = pytorch.Evaluator(pytorch.prepare(step.problems[0]))
+    units = len(evaluator.instance.units.arrays)
+    everything = evaluator.evaluate([pytorch.ONCE] * units)
+    assert least[1] == pytest.approx(everything.extra_seconds / step.problems[0].step_seconds)
+
+
+def test_checkpoints_lie_around_blocks(steps):
+    plain, checkpointed = case(), case()
+    assert steps._checkpoint_blocks(checkpointed.model) == 6
+    before = steps._step_of(plain, "a100", "none")
+    after = steps._step_of(checkpointed, "a100", "none")
+    assert after.captured.recomputed > before.captured.recomputed == 0
+    assert after.peak_bytes < before.peak_bytes
+    assert after.problems[0].step_seconds > before.problems[0].step_seconds
+
+
+def test_a_sequence_without_blocks_is_cut_where_it_can_begin_again(steps):
+    layers = [nn.Linear(4, 4), nn.ReLU(inplace=True)] * 5
+    model = nn.ModuleDict({"body": nn.Sequential(*layers)})
+    pieces = steps._checkpoint_blocks(model)
+    blocks = [list(piece.block) for piece in model["body"]]
+    assert pieces == len(blocks) > 1
+    assert [layer for block in blocks for layer in block] == layers
+    assert not any(getattr(block[0], "inplace", False) for block in blocks)
+
+
+def test_who_is_behind_is_shown():
+    tables = module("budget_tables")
+    known = {
+        "operators": 10,
+        "peak_bytes": 100 << 20,
+        "seconds": {"capture": 1.0, "ours": 2.0},
+        "ours": [[50 << 20, 50 << 20, 0.10, 0.09, 40 << 20], [80 << 20, 79 << 20, 0.02, 0.02, 40 << 20]],
+        "pytorch": {"dp": [[100 << 20, 0.0], [80 << 20, 0.04], [50 << 20, 0.2], [60 << 20, 0.3]]},
+    }
+    assert tables.compared(known) == [(80 << 20, 0.04, "dp"), (50 << 20, 0.2, "dp")]
+    assert not tables.behind({"net 1 none": known})
+    assert "50 % less" in tables.tables({"net 1 none": known})
+    known["pytorch"]["dp"][1][1] = 0.01
+    assert tables.behind({"net 1 none": known}) == ["net 1 none"]
+    assert "2.00 (behind)" in tables.tables({"net 1 none": known})
