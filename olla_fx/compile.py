@@ -196,10 +196,10 @@ def _plan_captured(
                 most = max(LEAST_OF_BUDGET, SHARE_OF_BUDGET * options.time_limit)
             includes_static = options.memory_budget_includes is not None
             budgeted = BudgetedStep(
-                rewriting, candidate, options.budget, includes_static, most, request.profile
+                rewriting, candidate.wanted, options.budget, includes_static, most, request.profile
             )
             with _timed("budget", seconds, progress):
-                candidate, plan = plan_within(budgeted, make)
+                candidate, plan = plan_within(budgeted, make, candidate)
             seconds["budget"] -= sum(plan.memory.timings.values())
         else:
             plan = make(candidate)

@@ -26,6 +26,7 @@ from olla_fx.costs import DeviceProfile
 from olla_fx.dataflow import Dataflow
 from olla_fx.errors import CaptureError
 from olla_fx.memory_budget import MemoryBudget
+from olla_fx.passes.rewrites import Wanted
 from olla_fx.recomputation import RecomputableStep
 from olla_fx.recomputed import BudgetTerms
 from olla_fx.report.table import format_bytes
@@ -65,7 +66,8 @@ class BudgetedStep:
 
     Attributes:
         rewriting: with the captured graph, and the workspaces that are known.
-        candidate: the graph after the rewrites that pay.
+        wanted: the rewrites that pay; None for none. The graph after them is made when it is needed: graphs
+            are large.
         budget: the limit.
         includes_static: True if static arrays count in it.
         seconds: for choosing what is recomputed, by the clock.
@@ -74,7 +76,7 @@ class BudgetedStep:
     """
 
     rewriting: Rewriting
-    candidate: Candidate
+    wanted: Wanted | None
     budget: MemoryBudget
     includes_static: bool = False
     seconds: float = math.inf
@@ -90,13 +92,11 @@ class BudgetedStep:
         """
         workspaces = workspaces_of(dataflow, plan.problem, self.rewriting.workspaces)
         rewriting = replace(self.rewriting, workspaces=workspaces, gradients=dataflow.gradients)
-        candidate = rewriting.made_anew(self.candidate)
         # A share is one of what the step needs with workspaces; from then on the budget stays as it is.
         is_final = self.choices > 0 and plan.memory_budget_bytes is not None
         return replace(
             self,
             rewriting=rewriting,
-            candidate=candidate,
             budget=MemoryBudget(plan.memory_budget_bytes) if is_final else self.budget,
             choices=self.choices + 1,
         )
@@ -118,14 +118,18 @@ def fits(plan: Plan) -> bool:
     return plan.budget is None or plan.needed_bytes <= plan.budget.budget_bytes
 
 
-def plan_within(step: BudgetedStep, make: MakePlan) -> tuple[Candidate, Plan]:
+def plan_within(
+    step: BudgetedStep, make: MakePlan, candidate: Candidate | None = None
+) -> tuple[Candidate, Plan]:
     """Return the fastest plan that is found within a budget, or the smallest if none is.
 
     Args:
         step: which, and the budget.
         make: orders and places a graph.
+        candidate: the graph after the rewrites; None to make it.
     """
-    plain = choose_sharing(step.rewriting, step.rewriting.ordered(step.candidate))
+    candidate = candidate or step.rewriting.made_with(step.wanted)
+    plain = choose_sharing(step.rewriting, step.rewriting.ordered(candidate))
     plan = make(plain, 0)
     # The terms say what counts.
     plan = replace(plan, budget=BudgetTerms(0, step.includes_static, 0))
@@ -143,7 +147,8 @@ def plan_within(step: BudgetedStep, make: MakePlan) -> tuple[Candidate, Plan]:
     if step.rewriting.captured.mode is Mode.INFERENCE:
         least_bytes = plan.lower_bound_bytes + beside_bytes
         return plain, replace(plan, budget=replace(terms, least_bytes=least_bytes))
-    search = _Search(step, make, plain, plan, budget_bytes - beside_bytes)
+    recomputable = RecomputableStep.of(step.rewriting, candidate, step.profile)
+    search = _Search(step, make, recomputable, plain, plan, budget_bytes - beside_bytes)
     candidate, plan, proven = search.run()
     terms = replace(
         terms,
@@ -166,13 +171,20 @@ class _Search:
     """
 
     def __init__(
-        self, step: BudgetedStep, make: MakePlan, plain: Candidate, plan: Plan, room_bytes: int
+        self,
+        step: BudgetedStep,
+        make: MakePlan,
+        recomputable: RecomputableStep,
+        plain: Candidate,
+        plan: Plan,
+        room_bytes: int,
     ) -> None:
         """Begin with the plan without recomputation.
 
         Args:
             step: what to plan.
             make: orders and places a graph.
+            recomputable: what of the step may run again.
             plain: the graph without repetitions.
             plan: of it.
             room_bytes: for the buffer.
@@ -180,12 +192,12 @@ class _Search:
         self._rewriting = step.rewriting
         self._seconds = step.seconds
         self._make = make
-        self._recomputable = RecomputableStep.of(step.rewriting, step.candidate, step.profile)
-        self._problems = self._recomputable.orders()
+        self._recomputable = recomputable
+        self._problems = recomputable.orders()
         self._room_bytes = room_bytes
         self._plain_plan = plan
         self._best = plain, plan
-        self.step_seconds = self._recomputable.problem.step_seconds
+        self.step_seconds = recomputable.problem.step_seconds
 
     def run(self) -> tuple[Candidate, Plan, WithinBudget]:
         """Return the fastest plan that fits, or the smallest; and what is proven."""

@@ -378,7 +378,7 @@ class Plans:
     def _prologue_of(self, step: CompiledStep) -> Prologue:
         own = self._request
         return Prologue(
-            step.captured,
+            step.captured.assumptions,
             own.model,
             own.loss_fn,
             own.optimizer,

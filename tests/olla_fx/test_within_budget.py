@@ -1,11 +1,12 @@
 """A memory budget is kept by the settled step, with eager's bits; where none is found, the error says why."""
 
+import gc
 import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
 import olla_fx
 from olla_fx import BudgetError, within_budget
@@ -138,6 +139,39 @@ def test_a_budget_that_is_proven_impossible():
     assert "made at " in text
     assert text.endswith("Take a smaller batch, accumulation_steps or loss_chunks")
     assert "Most is alive at " in text
+
+
+def nodes_alive():
+    gc.collect()
+    return sum(type(item) is fx.Node for item in gc.get_objects())
+
+
+def test_a_settled_step_holds_one_graph():
+    """What the choice for the budget was made from is not needed again."""
+    before, model = nodes_alive(), network()
+    example, optimizer = batches(1)[0], sgd(model.parameters())
+    step = olla_fx.optimize(model, example, loss_fn=F.cross_entropy, optimizer=optimizer, memory_budget=0.7)
+    for _ in range(RUNS):
+        step(*example)
+    assert step.plan.recomputed.operators
+    graph = step._plans.current.executor.step.dataflow.graph_module.graph
+    assert nodes_alive() - before < 1.1 * len(graph.nodes)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_the_repetitions_took_is_told(threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)  # by which the clock is chosen
+    loop = OwnLoop(network(), batches()[0][0], memory_budget=0.7)
+    loop.run(batches(2))
+    assert loop.step.plan.measured_extra_time is None
+    assert "extra time for it, measured" not in dict(loop.step.plan.rows())
+    loop.run(batches())
+    loop.assert_served()
+    plan = loop.step.plan
+    assert 0 < plan.measured_extra_time < 1
+    told = dict(plan.rows())["extra time for it, measured"]
+    assert told == f"{plan.measured_extra_time:.2%} of the step (each operator timed in one run of it)"
+    assert Plan.from_json(plan.to_json()).measured_extra_time == plan.measured_extra_time
 
 
 def test_a_whole_step_keeps_its_budget():
