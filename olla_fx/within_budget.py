@@ -48,7 +48,7 @@ EFFORT = 4.0
 """How many times as long a search takes if the first one has found nothing within the budget."""
 
 SMALLER_PEAKS = 4
-"""Peaks below the budget that it passes."""
+"""Peaks below the lowest that was found at once, for which it searches."""
 
 LONGEST_SECONDS = 10.0
 """What it may take by the clock."""
@@ -197,6 +197,7 @@ class _Search:
         self._room_bytes = room_bytes
         self._plain_plan = plan
         self._best = plain, plan
+        self._low: list[WithinBudget] | None = None
         self.step_seconds = recomputable.problem.step_seconds
 
     def run(self) -> tuple[Candidate, Plan, WithinBudget]:
@@ -236,27 +237,35 @@ class _Search:
             target_bytes = (low + high) // 2
 
     def _answer(self, target_bytes: int, deadline: float) -> WithinBudget:
-        """Return the fastest sequence of a peak; if none is found, after a search that takes longer.
-
-        That one passes smaller peaks, too: what is found for these may be within the first, and if nothing
-        is, the smallest is told.
-        """
+        """Return the fastest sequence of a peak; if none is found, after a search that takes longer."""
         target_bytes = max(0, target_bytes)
         answer = self._quick_answer(target_bytes, deadline)
         if answer.is_met:
             return answer
         deadline = min(deadline, time.monotonic() + LONGEST_SECONDS)
-        reached_bytes, least_bytes = answer.recomputation.peak_bytes, answer.bound.least_bytes
-        highest_bytes = reached_bytes if answer.bound.is_impossible else target_bytes
-        steps = [
-            (highest_bytes - least_bytes) * step // SMALLER_PEAKS for step in range(1, SMALLER_PEAKS + 1)
+        if self._low is None:
+            self._low = self._low_answers(deadline)
+        low = min(self._low, key=lambda found: found.recomputation.peak_bytes)
+        if low.recomputation.peak_bytes > target_bytes:
+            return replace(answer, recomputation=low.recomputation)
+        within = [
+            found.recomputation for found in self._low if found.recomputation.peak_bytes <= target_bytes
         ]
-        peaks = (target_bytes, highest_bytes, *(highest_bytes - step for step in steps))
-        answers = curve(self._problems, peaks, deadline=deadline, effort=EFFORT)
-        if answers[0].is_met:
-            return answers[0]
-        lowest = min(answers, key=lambda found: found.recomputation.peak_bytes)
-        return replace(answers[0], recomputation=lowest.recomputation)
+        longer = least_time(self._problems, target_bytes, deadline=deadline, effort=EFFORT)
+        if longer.is_met:
+            within.append(longer.recomputation)
+        return replace(answer, recomputation=min(within, key=lambda found: found.extra_seconds))
+
+    def _low_answers(self, deadline: float) -> list[WithinBudget]:
+        """Return sequences of the smallest peaks that are found, whatever the budget is.
+
+        So every budget that is not met is told the same smallest plan, and one that has room for it takes it.
+        """
+        lowest = self._quick_answer(0, deadline)
+        reached_bytes = lowest.recomputation.peak_bytes
+        span_bytes = max(0, reached_bytes - lowest.bound.least_bytes)
+        peaks = [reached_bytes - span_bytes * step // SMALLER_PEAKS for step in range(SMALLER_PEAKS + 1)]
+        return [lowest, *curve(self._problems, peaks, deadline=deadline, effort=EFFORT)]
 
     def _quick_answer(self, target_bytes: int, deadline: float) -> WithinBudget:
         # As long for each order as for a single one.

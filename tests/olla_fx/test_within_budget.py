@@ -215,6 +215,34 @@ def test_what_dynamo_cuts_out_keeps_its_budget():
     assert_kept(module)
 
 
+def plan_of(name, budget):
+    make, examples = MODELS[name]
+    torch.manual_seed(0)
+    model, example = make(), examples(1)[0]
+    options = {"memory_budget": budget, "baseline": False, "device_profile": "a100"}
+    return olla_fx.plan(model, example, loss_fn=F.cross_entropy, optimizer=sgd(model.parameters()), **options)
+
+
+def test_less_memory_takes_more_time_in_calls_of_their_own():
+    plans = [plan_of("transformer", share) for share in (0.9, 0.7, 0.5)]
+    needed = [planned.needed_bytes for planned in plans]
+    extra = [planned.extra_time for planned in plans]
+    assert needed == sorted(needed, reverse=True)
+    assert extra == sorted(extra)
+
+
+@pytest.mark.usefixtures("quick")
+def test_every_budget_that_is_too_small_is_told_the_same_plan():
+    told = set()
+    for share in (0.5, 0.4, 0.3):
+        with pytest.raises(BudgetError) as caught:
+            plan_of("residual", share)
+        told.add(caught.value.needed_bytes)
+    assert len(told) == 1
+    smallest = told.pop()
+    assert plan_of("residual", smallest).needed_bytes <= smallest
+
+
 @pytest.mark.parametrize("name", ["residual", "skip", "lstm cell", "lstm", "shared"])
 @pytest.mark.usefixtures("quick")
 def test_the_smallest_plan_that_is_told_is_found(name):
