@@ -29,7 +29,6 @@ from olla_fx.memory_budget import MemoryBudget
 from olla_fx.passes.rewrites import Wanted
 from olla_fx.recomputation import RecomputableStep
 from olla_fx.recomputed import BudgetTerms
-from olla_fx.report.table import format_bytes
 from olla_fx.rewriting import Candidate, Rewriting
 from olla_fx.sharing import choose_sharing
 from olla_fx.step_plan import Plan
@@ -139,10 +138,6 @@ def plan_within(
     terms = BudgetTerms(budget_bytes, step.includes_static, needed_bytes)
     plan = replace(plan, budget=terms)
     if needed_bytes <= budget_bytes:
-        logger.info(
-            "the memory budget of %s is more than the step needs: nothing is recomputed",
-            format_bytes(budget_bytes),
-        )
         return plain, plan
     if step.rewriting.captured.mode is Mode.INFERENCE:
         least_bytes = plan.lower_bound_bytes + beside_bytes

@@ -114,6 +114,14 @@ def test_more_than_is_needed_changes_nothing(caplog):
     assert planned.peak_bytes == plan(None, recompute=0).peak_bytes
 
 
+def test_that_it_is_more_is_said_once(caplog):
+    with caplog.at_level("INFO", logger="olla_fx"):
+        loop = OwnLoop(network(), batches()[0][0], memory_budget="1GiB", fallback="raise")
+        loop.run([*batches(3), *images(2, batch=2, size=24)])
+        loop.assert_served()
+    assert caplog.text.count("is more than the step needs: nothing is recomputed") == 1
+
+
 def test_a_plan_tells_its_budget(tmp_path):
     planned = plan(0.7)
     rows = dict(planned.rows())
@@ -274,8 +282,43 @@ def test_inference_recomputes_nothing():
     step = check_inference(model, [batch[:1] for batch in example], 1, memory_budget="1MiB")
     assert not step.plan.recomputed.operators
     with pytest.raises(BudgetError, match=r"Take a smaller batch$") as caught:
-        olla_fx.optimize(model, example[0][0], memory_budget=0.5)
+        olla_fx.optimize(model, example[0][0], memory_budget="1KiB")
     assert caught.value.is_proven
+
+
+def test_a_share_is_none_of_inference():
+    """Nothing is kept there that could be computed again."""
+    step = check_inference(network(), [batch[:1] for batch in batches(2)], 1, memory_budget=0.5)
+    assert step.plan.memory_budget_bytes is None
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_evaluation_and_a_smaller_batch_need_not_keep_a_share_of_their_own(compiled):
+    model, examples = network(), batches(3)
+    last = tuple(tensor[:2] for tensor in examples[0])
+    if compiled:
+        step = torch.compile(model, backend="olla_fx", options={"memory_budget": 0.7}, dynamic=False)
+    else:
+        step = olla_fx.optimize(model, examples[0][0], memory_budget=0.7, fallback="raise")
+
+    def run():
+        step.train()
+        for x, y in (*examples, last):
+            model.zero_grad()
+            F.cross_entropy(step(x), y).backward()
+        step.eval()
+        with torch.no_grad():
+            return step(examples[0][0])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        results = [run() for _ in range(3)]
+    if not compiled:
+        plans = [plan.plan for plan in step._plans.cache.newest_first()]
+        kinds = {(plan.memory_budget_bytes, plan.recomputed.operators > 0) for plan in plans}
+        (budget_bytes,) = {budget for budget, recomputes in kinds if recomputes}
+        assert kinds == {(budget_bytes, True), (budget_bytes, False), (None, False)}
+    assert results[0].shape == results[1].shape
 
 
 @pytest.mark.usefixtures("quick")
