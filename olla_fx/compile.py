@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 import warnings
@@ -27,10 +28,12 @@ from olla_fx.dataflow import Dataflow, GradientsInBuffer
 from olla_fx.emit import EmittedStep, Handover, emit
 from olla_fx.errors import BudgetError
 from olla_fx.fx_graph import forward_backward_boundary
+from olla_fx.memory_budget import MemoryBudget
 from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.planned import planned
 from olla_fx.progress import Progress
 from olla_fx.recomputation import choose_recomputation
+from olla_fx.report.table import format_bytes
 from olla_fx.rewrites import LossChunks
 from olla_fx.rewriting import Candidate, Rewriting, by_time, choose_rewrites
 from olla_fx.sharing import choose_sharing
@@ -42,6 +45,8 @@ from olla_solvers.pauses import held_at
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.planner import make_plan
 from olla_solvers.problem import Offset, Problem
+
+logger = logging.getLogger(__name__)
 
 SHARE_OF_CHOICE = 0.05
 """Of the user's time limit, what each order may take by which rewrites are chosen."""
@@ -68,6 +73,7 @@ class CompileRequest:
         start: operators' names in the order of a similar step's plan, such as one of another batch size, to
             begin from; by default that of ``earlier``.
         profile: of a device that is not there, whose seconds count; None for the one that the step is for.
+        earlier_budget_bytes: of the plans for other kinds of calls; None if there are none.
         may_exceed: True to warn if the step does not fit into its memory budget, and False to raise.
     """
 
@@ -80,7 +86,22 @@ class CompileRequest:
     problem: Problem | None = None
     start: Sequence[str] | None = None
     profile: DeviceProfile | None = None
+    earlier_budget_bytes: int | None = None
     may_exceed: bool = False
+
+    def budget_of(self, mode: Mode) -> MemoryBudget | None:
+        """Return the memory budget of a step; None without one.
+
+        A share is not less than what other kinds of calls have: their buffer is there anyway. In inference
+        nothing is kept that could be computed again, so that a share of it would never do.
+
+        Args:
+            mode: of the step.
+        """
+        budget = self.step.options.budget
+        if budget is None or (budget.share is not None and mode is Mode.INFERENCE):
+            return None
+        return replace(budget, least_bytes=self.earlier_budget_bytes or 0)
 
 
 @dataclass(frozen=True)
@@ -145,6 +166,12 @@ def _compile_step(request: CompileRequest, progress: Progress) -> tuple[Compiled
     step = _plan_captured(request, captured, progress)
     timings = {**seconds, **step.plan.timings}
     plan = plan_of(step, update)
+    is_first = request.earlier_budget_bytes is None
+    if is_first and plan.budget is not None and plan.budget.plain_bytes <= plan.budget.budget_bytes:
+        logger.info(
+            "the memory budget of %s is more than the step needs: nothing is recomputed",
+            format_bytes(plan.budget.budget_bytes),
+        )
     if not fits(plan):
         error = budget_error(plan, step.dataflow, captured.mode)
         if not request.may_exceed:
@@ -181,6 +208,7 @@ def _plan_captured(
         return planned(captured, candidate, chosen, memory, is_recorded=problem is not None)
 
     options, budgeted, refused = request.step.options, None, dict[str, None]()
+    budget = request.budget_of(captured.mode) if has_budget else None
     if request.earlier is not None:
         seconds.update(request.earlier.plan.timings)
         candidate, plan, budgeted = _planned_again(request, request.earlier, make)
@@ -188,23 +216,25 @@ def _plan_captured(
         with _timed("passes", seconds, progress):
             rewriting = _rewriting(request, captured, refused)
             candidate = choose_rewrites(rewriting, options.rewrites)
-            if not has_budget or options.budget is None:
+            if budget is None:
                 candidate = _without_budget(request, rewriting, candidate)
-        if has_budget and options.budget is not None:
+        if budget is not None:
             most = math.inf
             if options.time_limit is not None:
                 most = max(LEAST_OF_BUDGET, SHARE_OF_BUDGET * options.time_limit)
             includes_static = options.memory_budget_includes is not None
             with _timed("budget", seconds, progress):
+                candidates = by_time(rewriting, candidate)
                 budgeted = BudgetedStep(
                     rewriting,
-                    by_time(rewriting, candidate),
-                    options.budget,
+                    tuple(each.wanted for each in candidates),
+                    budget,
                     includes_static,
                     most,
                     request.profile,
+                    options.solver,
                 )
-                candidate, plan = plan_within(budgeted, make)
+                candidate, plan = plan_within(budgeted, make, candidates)
             seconds["budget"] -= sum(plan.memory.timings.values())
         else:
             plan = make(candidate)

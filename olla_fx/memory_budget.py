@@ -26,10 +26,12 @@ class MemoryBudget:
     Attributes:
         size_bytes: the limit; None if it is a share.
         share: in (0, 1], of what the step needs without a limit; None if the limit is in bytes.
+        least_bytes: a share is not less than that.
     """
 
     size_bytes: int | None = None
     share: float | None = None
+    least_bytes: int = 0
 
     @classmethod
     def of(cls, given: Any) -> MemoryBudget:
@@ -59,7 +61,7 @@ class MemoryBudget:
         """
         if self.size_bytes is not None:
             return self.size_bytes
-        return math.floor((1.0 if self.share is None else self.share) * needed_bytes)
+        return max(self.least_bytes, math.floor((1.0 if self.share is None else self.share) * needed_bytes))
 
 
 def _of_text(text: str) -> MemoryBudget:

@@ -40,6 +40,8 @@ class Recomputed:
         step_seconds: the time of the step without them.
         costs: where the seconds come from, in words.
         saved_bytes: how much lower the peak is.
+        measured_extra_time: what the repetitions took of a run in the buffer, as a share of what all other
+            operators took in it; None before that run, and where none was timed.
     """
 
     arrays: tuple[RecomputedArray, ...] = ()
@@ -48,6 +50,7 @@ class Recomputed:
     step_seconds: float = 0.0
     costs: str = ""
     saved_bytes: int = 0
+    measured_extra_time: float | None = None
 
     @property
     def extra_time(self) -> float:
@@ -63,6 +66,9 @@ class Recomputed:
             ("recomputed in backward", f"{self.operators:,} operators, {lower}"),
             ("extra time for it, predicted", f"{self.extra_time:.2%} of the step ({self.costs})"),
         ]
+        if self.measured_extra_time is not None:
+            told = f"{self.measured_extra_time:.2%} of the step (each operator timed in one run of it)"
+            rows.append(("extra time for it, measured", told))
         for array in self._shown():
             made_at = f", made at {array.source}" if array.source else ""
             share = array.seconds / self.step_seconds if self.step_seconds else 0.0

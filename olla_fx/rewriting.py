@@ -100,9 +100,9 @@ class Rewriting:
         """Return a candidate in whose graph nothing is written over what an earlier phase made."""
         return self._after_passes(candidate.wanted, keep_phases=True)
 
-    def made_anew(self, candidate: Candidate) -> Candidate:
-        """Return a candidate of another rewriting for the gradients and with the workspaces of this one."""
-        return self._after_passes(candidate.wanted)
+    def made_with(self, wanted: Wanted | None) -> Candidate:
+        """Return the candidate with some rewrites, for the gradients and with the workspaces of this one."""
+        return self._after_passes(wanted)
 
     def with_workspaces(self, dataflow: Dataflow) -> Dataflow:
         """Return a dataflow with what is known of workspaces."""

@@ -128,6 +128,14 @@ class Plan:
         return self.recomputed.extra_time
 
     @property
+    def measured_extra_time(self) -> float | None:
+        """Measured time of what is computed again, as a share of the rest of the step; None if it was not.
+
+        With a memory budget the operators of one run in the buffer are timed.
+        """
+        return self.recomputed.measured_extra_time
+
+    @property
     def extra_time_bound(self) -> float:
         """Proven: no plan within the memory budget takes less extra time; 0 without a budget."""
         return 0.0 if self.budget is None else self.budget.least_extra_time

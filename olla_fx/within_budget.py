@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -27,9 +27,9 @@ from olla_fx.costs import DeviceProfile
 from olla_fx.dataflow import Dataflow
 from olla_fx.errors import CaptureError
 from olla_fx.memory_budget import MemoryBudget
+from olla_fx.passes.rewrites import Wanted
 from olla_fx.recomputation import RecomputableStep
 from olla_fx.recomputed import BudgetTerms
-from olla_fx.report.table import format_bytes
 from olla_fx.rewriting import Candidate, Rewriting
 from olla_fx.sharing import choose_sharing
 from olla_fx.step_plan import Plan
@@ -49,7 +49,7 @@ EFFORT = 4.0
 """How many times as long a search takes if the first one has found nothing within the budget."""
 
 SMALLER_PEAKS = 4
-"""Peaks below the budget that it passes."""
+"""Peaks below the lowest that was found at once, for which it searches."""
 
 LONGEST_SECONDS = 10.0
 """What it may take by the clock."""
@@ -67,20 +67,23 @@ class BudgetedStep:
 
     Attributes:
         rewriting: with the captured graph, and the workspaces that are known.
-        candidates: the graph after the rewrites that pay, and after those that take time, the fastest first.
+        wanted: the rewrites that pay, and those that take time beside them, the fastest first; None among them
+            for no rewrites. The graphs after them are made when they are needed: graphs are large.
         budget: the limit.
         includes_static: True if static arrays count in it.
         seconds: for choosing what is recomputed, by the clock.
         profile: of a device that is not there, whose time counts; None for the one that the step is for.
+        solver: for integer programs; see :func:`olla_solvers.recomputation.least_time.least_time`.
         choices: how often the choice was made again since a run was recorded.
     """
 
     rewriting: Rewriting
-    candidates: tuple[Candidate, ...]
+    wanted: tuple[Wanted | None, ...]
     budget: MemoryBudget
     includes_static: bool = False
     seconds: float = math.inf
     profile: DeviceProfile | None = None
+    solver: str = "auto"
     choices: int = 0
 
     def knowing(self, dataflow: Dataflow, plan: Plan) -> BudgetedStep:
@@ -92,13 +95,11 @@ class BudgetedStep:
         """
         workspaces = workspaces_of(dataflow, plan.problem, self.rewriting.workspaces)
         rewriting = replace(self.rewriting, workspaces=workspaces, gradients=dataflow.gradients)
-        candidates = tuple(map(rewriting.made_anew, self.candidates))
         # A share is one of what the step needs with workspaces; from then on the budget stays as it is.
         is_final = self.choices > 0 and plan.memory_budget_bytes is not None
         return replace(
             self,
             rewriting=rewriting,
-            candidates=candidates,
             budget=MemoryBudget(plan.memory_budget_bytes) if is_final else self.budget,
             choices=self.choices + 1,
         )
@@ -120,14 +121,18 @@ def fits(plan: Plan) -> bool:
     return plan.budget is None or plan.needed_bytes <= plan.budget.budget_bytes
 
 
-def plan_within(step: BudgetedStep, make: MakePlan) -> tuple[Candidate, Plan]:
+def plan_within(
+    step: BudgetedStep, make: MakePlan, candidates: Sequence[Candidate] = ()
+) -> tuple[Candidate, Plan]:
     """Return the fastest plan that is found within a budget, or the smallest if none is.
 
     Args:
         step: which, and the budget.
         make: orders and places a graph.
+        candidates: the graphs after the rewrites of the step; none to make them.
     """
-    plain = choose_sharing(step.rewriting, step.rewriting.ordered(step.candidates[0]))
+    candidates = candidates or [step.rewriting.made_with(wanted) for wanted in step.wanted]
+    plain = choose_sharing(step.rewriting, step.rewriting.ordered(candidates[0]))
     plan = make(plain, 0)
     # The terms say what counts.
     plan = replace(plan, budget=BudgetTerms(0, step.includes_static, 0))
@@ -137,16 +142,12 @@ def plan_within(step: BudgetedStep, make: MakePlan) -> tuple[Candidate, Plan]:
     terms = BudgetTerms(budget_bytes, step.includes_static, needed_bytes)
     plan = replace(plan, budget=terms)
     if needed_bytes <= budget_bytes:
-        logger.info(
-            "the memory budget of %s is more than the step needs: nothing is recomputed",
-            format_bytes(budget_bytes),
-        )
         return plain, plan
     if step.rewriting.captured.mode is Mode.INFERENCE:
         least_bytes = plan.lower_bound_bytes + beside_bytes
         return plain, replace(plan, budget=replace(terms, least_bytes=least_bytes))
     room_bytes = budget_bytes - beside_bytes
-    recomputable = [RecomputableStep.of(step.rewriting, each, step.profile) for each in step.candidates]
+    recomputable = [RecomputableStep.of(step.rewriting, each, step.profile) for each in candidates]
     step_seconds = recomputable[0].problem.step_seconds
     searches = [
         _Search(step, make, each, step_seconds, plain=plain, plan=plan, room_bytes=room_bytes)
@@ -196,10 +197,12 @@ class _Search:
         self._deadline = time.monotonic() + step.seconds
         self._make = make
         self._recomputable = recomputable
-        self._problems = self._recomputable.orders()
+        self._problems = recomputable.orders()
         self._room_bytes = room_bytes
+        self._solver = step.solver
         self._plain_plan = plan
         self._best = plain, plan
+        self._low: list[WithinBudget] | None = None
         self._step_seconds = step_seconds
 
     @cached_property
@@ -262,32 +265,48 @@ class _Search:
             target_bytes = (low + high) // 2
 
     def _answer(self, target_bytes: int, deadline: float) -> WithinBudget:
-        """Return the fastest sequence of a peak; if none is found, after a search that takes longer.
-
-        That one passes smaller peaks, too: what is found for these may be within the first, and if nothing
-        is, the smallest is told.
-        """
+        """Return the fastest sequence of a peak; if none is found, after a search that takes longer."""
         target_bytes = max(0, target_bytes)
         is_first = target_bytes == max(0, self._room_bytes)
         answer = self._first if is_first else self._quick_answer(target_bytes, deadline)
         if answer.is_met:
             return answer
         deadline = min(deadline, time.monotonic() + LONGEST_SECONDS)
-        reached_bytes, least_bytes = answer.recomputation.peak_bytes, answer.bound.least_bytes
-        highest_bytes = reached_bytes if answer.bound.is_impossible else target_bytes
-        steps = [
-            (highest_bytes - least_bytes) * step // SMALLER_PEAKS for step in range(1, SMALLER_PEAKS + 1)
+        if self._low is None:
+            self._low = self._low_answers(deadline)
+        low = min(self._low, key=lambda found: found.recomputation.peak_bytes)
+        if low.recomputation.peak_bytes > target_bytes:
+            return replace(answer, recomputation=low.recomputation)
+        within = [
+            found.recomputation for found in self._low if found.recomputation.peak_bytes <= target_bytes
         ]
-        peaks = (target_bytes, highest_bytes, *(highest_bytes - step for step in steps))
-        answers = curve(self._problems, peaks, deadline=deadline, effort=EFFORT)
-        if answers[0].is_met:
-            return answers[0]
-        lowest = min(answers, key=lambda found: found.recomputation.peak_bytes)
-        return replace(answers[0], recomputation=lowest.recomputation)
+        longer = least_time(
+            self._problems, target_bytes, deadline=deadline, effort=EFFORT, solver=self._solver
+        )
+        if longer.is_met:
+            within.append(longer.recomputation)
+        return replace(answer, recomputation=min(within, key=lambda found: found.extra_seconds))
+
+    def _low_answers(self, deadline: float) -> list[WithinBudget]:
+        """Return sequences of the smallest peaks that are found, whatever the budget is.
+
+        So every budget that is not met is told the same smallest plan, and one that has room for it takes it.
+        """
+        lowest = self._quick_answer(0, deadline)
+        reached_bytes = lowest.recomputation.peak_bytes
+        span_bytes = max(0, reached_bytes - lowest.bound.least_bytes)
+        peaks = [reached_bytes - span_bytes * step // SMALLER_PEAKS for step in range(SMALLER_PEAKS + 1)]
+        return [lowest, *curve(self._problems, peaks, deadline=deadline, effort=EFFORT, solver=self._solver)]
 
     def _quick_answer(self, target_bytes: int, deadline: float) -> WithinBudget:
         # As long for each order as for a single one.
-        return least_time(self._problems, target_bytes, deadline=deadline, effort=len(self._problems))
+        return least_time(
+            self._problems,
+            target_bytes,
+            deadline=deadline,
+            effort=len(self._problems),
+            solver=self._solver,
+        )
 
     def _try(self, answer: WithinBudget, *, only_if_near: bool = False) -> int:
         """Plan an answer; return by how much the buffer is too large.

@@ -63,6 +63,22 @@ def test_the_zoo_counts_models_with_masks_in_columns(tmp_path: Path) -> None:
     assert f"| transformers | 4 | 2 | 50.0 |  | 1 of 3 |  | {others} |" in done.stdout
 
 
+def test_the_zoo_tells_models_that_keep_a_memory_budget(tmp_path: Path) -> None:
+    path = tmp_path / "zoo.json"
+    run = ["--families", "transformers", "--names", "vit", "--json", str(path), "--batch", "12"]
+    zoo(*run, "--memory-budget", "0.7")
+    row = rows_in(path)["vit"]
+    assert row["status"] == "pass"
+    assert row["recomputed"] > 0
+    assert len(row["losses"]) == 5
+    assert row["peak_bytes"] <= row["needed_bytes"] <= row["budget_bytes"] < row["plain_bytes"]
+    done = zoo(*run, "--memory-budget", "0.01")
+    row = rows_in(path)["vit"]
+    assert row["status"] == "no plan"
+    assert "no plan within the memory budget" in row["reason"]
+    assert "| transformers | 1 | 0 | 0.0 |  |  |  | 1 no plan: vit |" in done.stdout
+
+
 def test_the_zoo_is_large() -> None:
     names = [line.split("\t") for line in zoo("--list").stdout.splitlines()]
     families = [family for family, _ in names]

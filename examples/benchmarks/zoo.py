@@ -1,14 +1,16 @@
-"""Trains every model it can build for two steps, eager and planned, and compares the two bit for bit.
+"""Trains every model it can build for a few steps, eager and planned, and compares the two bit for bit.
 
 The models are those of :mod:`zoo_models`, and :mod:`zoo_training` trains them. Each gets a process and a time
 limit of its own, so that one failure ends nothing. A model passes if losses, parameters, buffers, optimizer
-state and random numbers are equal to the last bit, and its second step asked for nothing outside the planned
-buffer. A model that is refused is trained once more as the callbacks for Trainer and Lightning do it, which
-leave it to eager, and compared in the same way. The table says why a model did not pass.
+state and random numbers are equal to the last bit, and its last step asked for nothing outside the planned
+buffer, and for no more than the memory budget if there is one. A model that is refused is trained once more
+as the callbacks for Trainer and Lightning do it, which leave it to eager, and compared in the same way. The
+table says why a model did not pass.
 
     python examples/benchmarks/zoo.py --json zoo.json
     python examples/benchmarks/zoo.py --families transformers --names 'bert*' llama
     python examples/benchmarks/zoo.py --json zoo.json --resume --retry
+    python examples/benchmarks/zoo.py --families classification --batch 12 --memory-budget 0.7
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from typing import Any, TextIO
 import torch
 from zoo_models import FAMILIES, MASKED, names_of
 from zoo_training import PASS, Row, Training, first_line, try_model
-from zoo_transformers import MASKS
+from zoo_transformers import BATCH, MASKS
 
 from olla_fx.models import OPTIMIZERS, import_torchvision
 
@@ -76,7 +78,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--names", nargs="+", default=["*"], metavar="PATTERN", help="such as 'resnet*'")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd-momentum")
     parser.add_argument("--solver", default="none", help="none: greedy orders and placements alone")
-    parser.add_argument("--recompute", type=float, metavar="SHARE", help="of a step's time")
+    traded = parser.add_mutually_exclusive_group()
+    traded.add_argument("--recompute", type=float, metavar="SHARE", help="of a step's time")
+    traded.add_argument(
+        "--memory-budget", type=float, metavar="SHARE", help="of what a step needs without a budget"
+    )
+    parser.add_argument("--batch", type=int, default=BATCH, help="how many examples a step sees")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--time-limit", type=float, default=300.0, metavar="SECONDS", help="for each model")
     parser.add_argument(
@@ -141,7 +148,9 @@ def _training(options: argparse.Namespace) -> Training:
     planning: dict[str, Any] = {"solver": options.solver}
     if options.recompute is not None:
         planning["recompute"] = options.recompute
-    return Training(options.optimizer, getattr(torch, options.dtype), planning)
+    if options.memory_budget is not None:
+        planning["memory_budget"] = options.memory_budget
+    return Training(options.optimizer, getattr(torch, options.dtype), planning, options.batch)
 
 
 def _child(sending: Connection, stack: TextIO, family: str, name: str, options: argparse.Namespace) -> None:

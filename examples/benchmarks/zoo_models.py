@@ -19,7 +19,6 @@ FAMILIES = ("classification", "segmentation", "video", "transformers", *MASKED)
 """The first three are torchvision's; the last ones are texts with masks of ones, padded right and left."""
 
 SEED = 0
-BATCH = 2
 IMAGE_SIZE = 64
 IMAGE_SIZES = {
     "inception_v3": 299,  # its auxiliary classifier needs that much
@@ -43,10 +42,10 @@ def names_of(family: str) -> list[str]:
     return list(models.list_models(module=module))
 
 
-def build(family: str, name: str) -> ModelCase:
+def build(family: str, name: str, batch: int) -> ModelCase:
     """Build a model of the zoo in training mode, always with the same weights and inputs."""
     torch.manual_seed(SEED)
     if family == "transformers" or family in MASKED:
-        return transformers_case(name, MASKED.get(family))
+        return transformers_case(name, MASKED.get(family), batch)
     size = IMAGE_SIZES.get(name, IMAGE_SIZE)
-    return build_model(f"torchvision:{name}", batch_size=BATCH, image_size=size)
+    return build_model(f"torchvision:{name}", batch_size=batch, image_size=size)

@@ -46,23 +46,23 @@ class Task:
 
     Attributes:
         builder: the class of transformers that builds it from a configuration.
-        inputs: makes arguments by name from a configuration.
-        target: makes the target.
+        inputs: makes arguments by name from a configuration, for so many examples.
+        target: makes the target, likewise.
         loss: of outputs and target.
     """
 
     builder: str
-    inputs: Callable[[Any], dict[str, torch.Tensor]]
-    target: Callable[[Any], torch.Tensor]
+    inputs: Callable[[Any, int], dict[str, torch.Tensor]]
+    target: Callable[[Any, int], torch.Tensor]
     loss: Callable[[Any, torch.Tensor], torch.Tensor] = logits_loss
 
 
-def _tokens(length: int = TOKENS) -> torch.Tensor:
-    return torch.randint(5, VOCABULARY, (BATCH, length))
+def _tokens(batch: int, length: int = TOKENS) -> torch.Tensor:
+    return torch.randint(5, VOCABULARY, (batch, length))
 
 
-def _labels(_: Any) -> torch.Tensor:
-    return torch.randint(LABELS, (BATCH,))
+def _labels(_: Any, batch: int) -> torch.Tensor:
+    return torch.randint(LABELS, (batch,))
 
 
 def _size(config: Any) -> tuple[int, int]:
@@ -70,32 +70,32 @@ def _size(config: Any) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else tuple(size)
 
 
-def _pixels(config: Any) -> torch.Tensor:
-    return torch.randn(BATCH, 3, *_size(config))
+def _pixels(config: Any, batch: int) -> torch.Tensor:
+    return torch.randn(batch, 3, *_size(config))
 
 
-def _frames(config: Any) -> dict[str, torch.Tensor]:
-    return {"pixel_values": torch.randn(BATCH, config.num_frames, 3, *_size(config))}
+def _frames(config: Any, batch: int) -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.randn(batch, config.num_frames, 3, *_size(config))}
 
 
-def _wave(_: Any) -> dict[str, torch.Tensor]:
-    return {"input_values": torch.randn(BATCH, 800)}
+def _wave(_: Any, batch: int) -> dict[str, torch.Tensor]:
+    return {"input_values": torch.randn(batch, 800)}
 
 
-def _spectrum(config: Any) -> dict[str, torch.Tensor]:
-    return {"input_features": torch.randn(BATCH, config.num_mel_bins, 2 * config.max_source_positions)}
+def _spectrum(config: Any, batch: int) -> dict[str, torch.Tensor]:
+    return {"input_features": torch.randn(batch, config.num_mel_bins, 2 * config.max_source_positions)}
 
 
-def _pair(config: Any) -> dict[str, torch.Tensor]:
-    return {"input_ids": _tokens(), "pixel_values": _pixels(config.vision_config)}
+def _pair(config: Any, batch: int) -> dict[str, torch.Tensor]:
+    return {"input_ids": _tokens(batch), "pixel_values": _pixels(config.vision_config, batch)}
 
 
-def _text(_: Any) -> dict[str, torch.Tensor]:
-    return {"input_ids": _tokens()}
+def _text(_: Any, batch: int) -> dict[str, torch.Tensor]:
+    return {"input_ids": _tokens(batch)}
 
 
-def _pictures(config: Any) -> dict[str, torch.Tensor]:
-    return {"pixel_values": _pixels(config)}
+def _pictures(config: Any, batch: int) -> dict[str, torch.Tensor]:
+    return {"pixel_values": _pixels(config, batch)}
 
 
 def hidden_loss(outputs: Any, target: torch.Tensor) -> torch.Tensor:
@@ -141,19 +141,19 @@ def pixel_loss(outputs: Any, target: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits, target[:, None, None].expand(-1, *logits.shape[2:]))
 
 
-def _queries(config: Any) -> torch.Tensor:
+def _queries(config: Any, batch: int) -> torch.Tensor:
     count = getattr(config, "num_queries", None) or config.num_detection_tokens
-    return torch.randint(LABELS, (BATCH, count))
+    return torch.randint(LABELS, (batch, count))
 
 
 TASKS = {
     "classify": Task("AutoModelForSequenceClassification", _text, _labels),
-    "fill": Task("AutoModelForMaskedLM", _text, lambda _: _tokens()),
-    "generate": Task("AutoModelForCausalLM", _text, lambda _: _tokens()),
+    "fill": Task("AutoModelForMaskedLM", _text, lambda _, batch: _tokens(batch)),
+    "generate": Task("AutoModelForCausalLM", _text, lambda _, batch: _tokens(batch)),
     "translate": Task(
         "AutoModelForSeq2SeqLM",
-        lambda _: {"input_ids": _tokens(), "decoder_input_ids": _tokens(8)},
-        lambda _: _tokens(8),
+        lambda _, batch: {"input_ids": _tokens(batch), "decoder_input_ids": _tokens(batch, 8)},
+        lambda _, batch: _tokens(batch, 8),
     ),
     "encode": Task("AutoModel", _text, _labels, hidden_loss),
     "see": Task("AutoModelForImageClassification", _pictures, _labels),
@@ -163,15 +163,15 @@ TASKS = {
     "hear": Task("AutoModelForAudioClassification", _wave, _labels),
     "hear-spectrum": Task(
         "AutoModelForAudioClassification",
-        lambda config: {"input_values": torch.randn(BATCH, config.max_length, config.num_mel_bins)},
+        lambda config, batch: {"input_values": torch.randn(batch, config.max_length, config.num_mel_bins)},
         _labels,
     ),
     "transcribe": Task(
         "AutoModelForSpeechSeq2Seq",
-        lambda config: {**_spectrum(config), "decoder_input_ids": _tokens(8)},
-        lambda _: _tokens(8),
+        lambda config, batch: {**_spectrum(config, batch), "decoder_input_ids": _tokens(batch, 8)},
+        lambda _, batch: _tokens(batch, 8),
     ),
-    "match": Task("AutoModel", _pair, lambda _: torch.arange(BATCH), matching_loss),
+    "match": Task("AutoModel", _pair, lambda _, batch: torch.arange(batch), matching_loss),
 }
 """The tasks that models are built for."""
 
@@ -190,12 +190,13 @@ _MASK_NAMES = dict.fromkeys(
 _WITHOUT_MASK = frozenset(("fnet", "nystromformer"))
 
 
-def transformers_case(name: str, mask: str | None = None) -> ModelCase:
+def transformers_case(name: str, mask: str | None = None, batch: int = BATCH) -> ModelCase:
     """Build an architecture from its small configuration, weights drawn from torch's generator.
 
     Args:
         name: a key of :data:`ARCHITECTURES`.
         mask: a key of :data:`MASKS`; None for no mask.
+        batch: how many examples.
 
     Returns:
         Model, example and loss, in training mode.
@@ -206,11 +207,13 @@ def transformers_case(name: str, mask: str | None = None) -> ModelCase:
     task = TASKS[task_name]
     config = transformers.AutoConfig.for_model(name, **values)
     model = getattr(transformers, task.builder).from_config(config)
-    inputs = task.inputs(config)
+    inputs = task.inputs(config, batch)
     if mask is not None:
         tokens = inputs["decoder_input_ids" if task_name == "transcribe" else "input_ids"]
         visible = inputs[_MASK_NAMES[task_name]] = torch.ones_like(tokens)
         visible[-1, MASKS[mask]] = 0
-    case = ModelCase(Keywords(model, tuple(inputs)), (*inputs.values(), task.target(config)), task.loss)
+    case = ModelCase(
+        Keywords(model, tuple(inputs)), (*inputs.values(), task.target(config, batch)), task.loss
+    )
     case.model.train()
     return case

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -261,6 +262,12 @@ class CapturedStep(Assumptions):
         outputs = self.family.outputs.with_numbers(resolve)
         questions = self.family.questions_at(sizes)
         return replace(self, inputs=tuple(inputs), outputs=outputs, questions=questions)
+
+    @property
+    def assumptions(self) -> Assumptions:
+        """What it assumes alone: what checks it at every call does not hold on to the graph."""
+        names = [assumed.name for assumed in dataclasses.fields(Assumptions)]
+        return Assumptions(**{name: getattr(self, name) for name in names})
 
     @functools.cached_property
     def tangent_strides(self) -> tuple[tuple[int, ...], ...]:

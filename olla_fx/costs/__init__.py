@@ -5,7 +5,7 @@ operators on the machine at hand, ``measurements`` keeps what that showed, and `
 """
 
 from olla_fx.costs.measurements import Measurement, Measurements, keep_measurements, read_measurements
-from olla_fx.costs.measuring import measure_kinds
+from olla_fx.costs.measuring import measure_kinds, usual_clock
 from olla_fx.costs.profiles import PROFILES, DeviceProfile, profile_by_name, profile_of
 from olla_fx.costs.seconds import Costs, operator_seconds
 from olla_fx.costs.work import Work, work_of
@@ -23,5 +23,6 @@ __all__ = [
     "profile_by_name",
     "profile_of",
     "read_measurements",
+    "usual_clock",
     "work_of",
 ]

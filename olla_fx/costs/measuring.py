@@ -181,8 +181,13 @@ class _Stopwatch:
         return self._buffer
 
 
+def usual_clock() -> Callable[[], float]:
+    """Return what tells the seconds of kernels: see the module docstring."""
+    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
 def _seconds(call: Callable[[], object]) -> float:
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    clock = usual_clock()
     started = clock()
     result = call()
     seconds = clock() - started

@@ -32,25 +32,29 @@ from olla_fx.arena import (
     RecordedRequest,
     RunCounts,
 )
+from olla_fx.capture import Mode
 from olla_fx.compile import CompiledStep, CompileRequest, plan_captured
 from olla_fx.dataflow import GradientsInBuffer, build_dataflow
 from olla_fx.run.memory_errors import buffer_does_not_fit
 from olla_fx.run.persistent import allocate_library_workspaces
 from olla_fx.run.pool import Lease, Way, pool_of
 from olla_fx.run.recording import (
-    RecordingInterpreter,
+    NotingInterpreter,
     StepRecord,
     planned_requests,
     problem_with_workspaces,
     read_recording,
 )
-from olla_fx.run.timing import measure_operators
+from olla_fx.run.timing import can_be_timed, extra_time_of, measure_operators
 from olla_fx.run.waiting import gathered
 from olla_fx.time_limit import TimeLimit
 from olla_solvers.effort.freed_memory import garbage_collected, return_freed_memory
 
 MOST_RECORDINGS = 4
 """A step whose requests change from run to run is recorded so often, and then left as it is."""
+
+RUNS_UNTIL_SETTLED = 2
+"""Runs in the buffer after which a plan for a memory budget stays as it is; the first one makes its pages."""
 
 _WARM_UPS = {"cuda": 1}
 """Runs of a plan before the one that is recorded, by the kind of device."""
@@ -102,7 +106,11 @@ class Executor:
         self.tell_stuck = weakref.WeakMethod(self.note_stuck)
         self._is_new = True
         self._is_gathered = False
+        self._until_settled = self._runs_until_settled()
         self._pool.want(self, step.plan.buffer_bytes)
+
+    def _runs_until_settled(self) -> int:
+        return 0 if self._record is None or self.step.plan.budget is None else RUNS_UNTIL_SETTLED
 
     def planned_for(self, gradients: GradientsInBuffer, limit: TimeLimit) -> Executor:
         """Return an executor of the same step with other gradients in the buffer.
@@ -188,7 +196,8 @@ class Executor:
             lease.release()
             raise
         recorded = self._wants_recording and not self._warm_ups
-        return Run(self, arena, lease, recorded=recorded, limit=limit)
+        timed = self._until_settled == 1 and not self._wants_recording and can_be_timed(self.step)
+        return Run(self, arena, lease, recorded=recorded, timed=timed, limit=limit)
 
     def _gather(self) -> None:
         """Place the arrays so that other plans can run in the rest of the buffer while a run waits."""
@@ -205,6 +214,7 @@ class Executor:
         self._requests = (
             None if record is None else planned_requests(step.plan.problem, step.plan.memory, record)
         )
+        self._until_settled = self._runs_until_settled()
         self._pool.want(self, step.plan.buffer_bytes)
 
     def _arena(self, lease: Lease) -> Arena:
@@ -258,10 +268,25 @@ class Executor:
             record = read_recording(run.step.dataflow, order, run.addresses, run.recording)
             self._measure(run, record)
             self._plan_again(record, run.gradients, run.limit)
-        elif not (again or run.was_in_the_way or self._wants_recording) and any(
-            counts.outside for counts in run.counts
-        ):
+        elif again or run.was_in_the_way or self._wants_recording:
+            return
+        elif any(counts.outside for counts in run.counts):
             self._wants_recording = self._recordings < MOST_RECORDINGS
+        elif self._until_settled:
+            self._until_settled -= 1
+            if self._until_settled == 0:
+                self._settle(run)
+
+    def _settle(self, run: Run) -> None:
+        """Tell what a plan's repetitions took, and drop what another choice for its budget would need."""
+        if run.timed:
+            plan = self.step.plan
+            extra_time = extra_time_of(run.step.dataflow, plan.order, run.seconds)
+            recomputed = replace(plan.recomputed, measured_extra_time=extra_time)
+            self.step = replace(self.step, plan=replace(plan, recomputed=recomputed))
+        if self.step.captured.mode is not Mode.AUTOGRAD:
+            # In a loop of the caller's own a plan may be wanted for gradients that lie elsewhere.
+            self.step = replace(self.step, budgeted=None)
 
     def _measure(self, run: Run, record: StepRecord) -> None:
         """Measure what operators take, if plans depend on it; a family's have no layouts of their own."""
@@ -300,6 +325,8 @@ class Run:
         outside_log: operator, ordinal and bytes of unexpected requests so far.
         recorded: True if it is being recorded.
         recorded_seconds: of its phases so far, if recorded.
+        timed: True if its operators are timed.
+        seconds: of each operator by timestep, if timed.
         is_repeated: True if its last phase runs several times.
         addresses: for each timestep, where the operator's results are, if recorded.
         recording: the planning thread's requests, if recorded.
@@ -315,6 +342,7 @@ class Run:
         lease: Lease | None,
         *,
         recorded: bool = False,
+        timed: bool = False,
         limit: TimeLimit | None = None,
     ) -> None:
         """Prepare a run; see :meth:`Executor.start`."""
@@ -324,6 +352,8 @@ class Run:
         self.arena = arena
         self.recorded = recorded
         self.recorded_seconds = 0.0
+        self.timed = timed
+        self.seconds: dict[int, float] = {}
         self.limit = limit
         self.is_repeated = False
         self.counts: list[RunCounts] = []
@@ -371,9 +401,9 @@ class Run:
         if self.arena is None:
             return function(*arguments)
         allocate_library_workspaces(self.step.captured.device)
-        if self.recorded:
+        if self.recorded or self.timed:
             with garbage_collected():  # the graph that was written for it
-                results = self._record(self.arena, index, arguments)
+                results = self._run_one_by_one(self.arena, index, arguments)
         else:
             results = self.arena.run(function, arguments)
         counts = self.arena.counts()
@@ -382,26 +412,28 @@ class Run:
             self.outside_log.extend(self.arena.outside_log())
         return results
 
-    def _record(self, arena: Arena, index: int, arguments: Sequence[Any]) -> Any:
-        """Run a phase operator by operator; note every request and where each result is."""
-        # Written for this run alone: the plan that follows has no use for it.
+    def _run_one_by_one(self, arena: Arena, index: int, arguments: Sequence[Any]) -> Any:
+        """Run a phase operator by operator; note every request, where each result is, and the time."""
+        # Written for this run alone: later ones have no use for it.
         phase = self.step.emitted.write()[index]
         timesteps = {name: timestep for timestep, name in enumerate(self.step.plan.order)}
         operators = {
             node: timesteps[node.meta["operator"]] for node in phase.graph.nodes if "operator" in node.meta
         }
-        interpreter = RecordingInterpreter(
+        interpreter = NotingInterpreter(
             phase, operators, self.step.captured.device, self.step.emitted.numbers
         )
         started = time.perf_counter()
-        with torch.no_grad(), arena.region(record=True):
+        with torch.no_grad(), arena.region(record=self.recorded):
             results = interpreter.run(*arguments)
-        self.recorded_seconds += time.perf_counter() - started
         if index + 1 < len(self.step.emitted.functions):
             answer, kept = results
             results = answer, list(kept)  # a list of the graph's cannot be emptied
-        self.addresses.update(interpreter.addresses)
-        self.recording.extend(arena.recording())
+        self.seconds.update(interpreter.seconds)
+        if self.recorded:
+            self.recorded_seconds += time.perf_counter() - started
+            self.addresses.update(interpreter.addresses)
+            self.recording.extend(arena.recording())
         return results
 
     def leave_gradients(self, gradients: LeftGradients | None) -> None:

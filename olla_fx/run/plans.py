@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import warnings
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -263,9 +263,7 @@ class Plans:
         if planned is None:
             # The order of another size or state is a good one to begin with.
             start = self.current.executor.step.plan.order
-            request = CompileRequest(
-                self._step_request(call, new.kind), limit=limit, start=start, may_exceed=self.falls_back
-            )
+            request = self._later(self._step_request(call, new.kind), limit, start)
             make = self._make_first if new.changed is None else self._make
             self.current = make(call, new.kind, request)
             planned = self.current, self.current.prologue.gather(call.tensors)
@@ -309,7 +307,7 @@ class Plans:
         start = changed.earlier.step.plan.order
         step_request = replace(self._step_request(call, new.kind), symbols=symbols)
         if changed.varying is None:
-            request = CompileRequest(step_request, limit=limit, start=start, may_exceed=self.falls_back)
+            request = self._later(step_request, limit, start)
             self.current = self._make(call, new.kind, request)
             return self.current, self.current.prologue.gather(call.tensors)
         request = CompileRequest(replace(step_request, tangent_strides=()), limit=limit, start=start)
@@ -365,6 +363,18 @@ class Plans:
         return_freed_memory()
         return planned
 
+    def _later(self, step: StepRequest, limit: TimeLimit, start: Sequence[str]) -> CompileRequest:
+        """Return the request for a plan beside those that there are."""
+        budgets = (plan.plan.memory_budget_bytes for plan in self._every_plan())
+        earlier_bytes = max((size_bytes for size_bytes in budgets if size_bytes is not None), default=None)
+        return CompileRequest(
+            step,
+            limit=limit,
+            start=start,
+            earlier_budget_bytes=earlier_bytes,
+            may_exceed=self.falls_back,
+        )
+
     def _step_request(self, call: Call, kind: tuple[Mode, Hashable]) -> StepRequest:
         strides = self.cache.gradient_strides(call.key, kind)
         return replace(
@@ -378,7 +388,7 @@ class Plans:
     def _prologue_of(self, step: CompiledStep) -> Prologue:
         own = self._request
         return Prologue(
-            step.captured,
+            step.captured.assumptions,
             own.model,
             own.loss_fn,
             own.optimizer,

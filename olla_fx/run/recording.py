@@ -23,6 +23,7 @@ from torch import fx
 
 from olla_fx.alignment import rounded
 from olla_fx.arena import PlannedRequest, RecordedRequest
+from olla_fx.costs import usual_clock
 from olla_fx.dataflow import Dataflow
 from olla_fx.fx_graph import is_on
 from olla_fx.torch_compat import pytree
@@ -95,10 +96,14 @@ class StepRecord:
     is_predicted: bool = False
 
 
-class RecordingInterpreter(fx.Interpreter):
-    """Runs an emitted graph and notes the addresses of each operator's results.
+class NotingInterpreter(fx.Interpreter):
+    """Runs an emitted graph and notes the addresses of each operator's results, and its seconds.
 
     Values are freed after their last use, as the generated code does.
+
+    Attributes:
+        addresses: for each timestep, where the operator's results are.
+        seconds: for each timestep, what its call took: on CUDA its launch alone.
     """
 
     def __init__(
@@ -122,14 +127,17 @@ class RecordingInterpreter(fx.Interpreter):
         self._operators = operators
         self._device = device
         self._numbers = numbers
+        self._clock = usual_clock()
         self.addresses: dict[int, list[Address | None]] = {}
+        self.seconds: dict[int, float] = {}
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Return a number, or a constant of the graph."""
         return self._numbers[target] if target in self._numbers else super().get_attr(target, args, kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one node; note the addresses of an operator's results, and the operator if it raises."""
+        """Run one node; note an operator's seconds and where its results are, and its name if it raises."""
+        started = self._clock()
         try:
             value = super().run_node(n)
         except Exception as error:
@@ -137,6 +145,7 @@ class RecordingInterpreter(fx.Interpreter):
             raise
         timestep = self._operators.get(n)
         if timestep is not None:
+            self.seconds[timestep] = self._clock() - started
             self.addresses[timestep] = [
                 leaf.untyped_storage().data_ptr()
                 if isinstance(leaf, torch.Tensor) and is_on(leaf, self._device)

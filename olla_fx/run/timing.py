@@ -1,15 +1,22 @@
-"""Measures what a step's operators take, right after its recorded run.
+"""Measures what a step's operators take: right after its recorded run, and once in the buffer.
 
-Nothing of the run is used but its layouts: operators run on numbers of our own, when the memory of the run is
-free again. What is learned serves the next plan of a step with such operators, in this process and in later
-ones.
+After the recorded run nothing of it is used but its layouts: operators run on numbers of our own, when the
+memory of the run is free again. What is learned serves the next plan of a step with such operators, in this
+process and in later ones.
+
+With a memory budget a later run tells what the repetitions that were chosen do take. Its operators run one by
+one, as when it was recorded, but in the buffer, which a run before has touched.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from olla_fx import disk_cache
+from olla_fx.compile import CompiledStep
 from olla_fx.costs import keep_measurements, measure_kinds, operator_seconds, read_measurements
 from olla_fx.dataflow import Dataflow
+from olla_fx.fx_graph import REPEATED
 from olla_fx.run.recording import OperatorRecord, StepRecord
 
 SHARE_OF_RUN = 0.25
@@ -24,6 +31,32 @@ ENOUGH_MEASURED = 0.8
 SHARE_OF_PEAK = 1 / 2
 """Of the plan's peak, what an operator's arguments and results may take at most to be measured: arguments of
 one and results of another may be there at once."""
+
+
+def can_be_timed(step: CompiledStep) -> bool:
+    """Return True if a step repeats operators, and the clock tells what they take.
+
+    Args:
+        step: with a final plan.
+    """
+    return step.plan.recomputed.operators > 0 and step.captured.device.type == "cpu"
+
+
+def extra_time_of(dataflow: Dataflow, order: Sequence[str], seconds: Mapping[int, float]) -> float | None:
+    """Return what the repetitions of a run took, as a share of what all other operators took.
+
+    Args:
+        dataflow: the graph that ran.
+        order: operators' names, by timestep.
+        seconds: of each operator, by timestep.
+
+    Returns:
+        None if the other operators took no time that the clock can tell.
+    """
+    repeated = {node.name for node in dataflow.operators if node.meta.get(REPEATED)}
+    extra = sum(taken for timestep, taken in seconds.items() if order[timestep] in repeated)
+    others = sum(seconds.values()) - extra
+    return extra / others if others > 0 else None
 
 
 def measure_operators(dataflow: Dataflow, record: StepRecord, run_seconds: float, peak_bytes: int) -> None:

@@ -1,11 +1,12 @@
 """A memory budget is kept by the settled step, with eager's bits; where none is found, the error says why."""
 
+import gc
 import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
 import olla_fx
 from olla_fx import BudgetError, within_budget
@@ -113,6 +114,14 @@ def test_more_than_is_needed_changes_nothing(caplog):
     assert planned.peak_bytes == plan(None, recompute=0).peak_bytes
 
 
+def test_that_it_is_more_is_said_once(caplog):
+    with caplog.at_level("INFO", logger="olla_fx"):
+        loop = OwnLoop(network(), batches()[0][0], memory_budget="1GiB", fallback="raise")
+        loop.run([*batches(3), *images(2, batch=2, size=24)])
+        loop.assert_served()
+    assert caplog.text.count("is more than the step needs: nothing is recomputed") == 1
+
+
 def test_a_plan_tells_its_budget(tmp_path):
     planned = plan(0.7)
     rows = dict(planned.rows())
@@ -138,6 +147,39 @@ def test_a_budget_that_is_proven_impossible():
     assert "made at " in text
     assert text.endswith("Take a smaller batch, accumulation_steps or loss_chunks")
     assert "Most is alive at " in text
+
+
+def nodes_alive():
+    gc.collect()
+    return sum(type(item) is fx.Node for item in gc.get_objects())
+
+
+def test_a_settled_step_holds_one_graph():
+    """What the choice for the budget was made from is not needed again."""
+    before, model = nodes_alive(), network()
+    example, optimizer = batches(1)[0], sgd(model.parameters())
+    step = olla_fx.optimize(model, example, loss_fn=F.cross_entropy, optimizer=optimizer, memory_budget=0.7)
+    for _ in range(RUNS):
+        step(*example)
+    assert step.plan.recomputed.operators
+    graph = step._plans.current.executor.step.dataflow.graph_module.graph
+    assert nodes_alive() - before < 1.1 * len(graph.nodes)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_the_repetitions_took_is_told(threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)  # by which the clock is chosen
+    loop = OwnLoop(network(), batches()[0][0], memory_budget=0.7)
+    loop.run(batches(2))
+    assert loop.step.plan.measured_extra_time is None
+    assert "extra time for it, measured" not in dict(loop.step.plan.rows())
+    loop.run(batches())
+    loop.assert_served()
+    plan = loop.step.plan
+    assert 0 < plan.measured_extra_time < 1
+    told = dict(plan.rows())["extra time for it, measured"]
+    assert told == f"{plan.measured_extra_time:.2%} of the step (each operator timed in one run of it)"
+    assert Plan.from_json(plan.to_json()).measured_extra_time == plan.measured_extra_time
 
 
 def test_a_whole_step_keeps_its_budget():
@@ -179,6 +221,34 @@ def test_what_dynamo_cuts_out_keeps_its_budget():
     (module,) = loop.planned_modules()
     assert module.plan.recomputed.operators
     assert_kept(module)
+
+
+def plan_of(name, budget):
+    make, examples = MODELS[name]
+    torch.manual_seed(0)
+    model, example = make(), examples(1)[0]
+    options = {"memory_budget": budget, "baseline": False, "device_profile": "a100"}
+    return olla_fx.plan(model, example, loss_fn=F.cross_entropy, optimizer=sgd(model.parameters()), **options)
+
+
+def test_less_memory_takes_more_time_in_calls_of_their_own():
+    plans = [plan_of("transformer", share) for share in (0.9, 0.7, 0.5)]
+    needed = [planned.needed_bytes for planned in plans]
+    extra = [planned.extra_time for planned in plans]
+    assert needed == sorted(needed, reverse=True)
+    assert extra == sorted(extra)
+
+
+@pytest.mark.usefixtures("quick")
+def test_every_budget_that_is_too_small_is_told_the_same_plan():
+    told = set()
+    for share in (0.5, 0.4, 0.3):
+        with pytest.raises(BudgetError) as caught:
+            plan_of("residual", share)
+        told.add(caught.value.needed_bytes)
+    assert len(told) == 1
+    smallest = told.pop()
+    assert plan_of("residual", smallest).needed_bytes <= smallest
 
 
 @pytest.mark.parametrize("name", ["residual", "skip", "lstm cell", "lstm", "shared"])
@@ -245,8 +315,43 @@ def test_inference_recomputes_nothing():
     step = check_inference(model, [batch[:1] for batch in example], 1, memory_budget="1MiB")
     assert not step.plan.recomputed.operators
     with pytest.raises(BudgetError, match=r"Take a smaller batch$") as caught:
-        olla_fx.optimize(model, example[0][0], memory_budget=0.5)
+        olla_fx.optimize(model, example[0][0], memory_budget="1KiB")
     assert caught.value.is_proven
+
+
+def test_a_share_is_none_of_inference():
+    """Nothing is kept there that could be computed again."""
+    step = check_inference(network(), [batch[:1] for batch in batches(2)], 1, memory_budget=0.5)
+    assert step.plan.memory_budget_bytes is None
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_evaluation_and_a_smaller_batch_need_not_keep_a_share_of_their_own(compiled):
+    model, examples = network(), batches(3)
+    last = tuple(tensor[:2] for tensor in examples[0])
+    if compiled:
+        step = torch.compile(model, backend="olla_fx", options={"memory_budget": 0.7}, dynamic=False)
+    else:
+        step = olla_fx.optimize(model, examples[0][0], memory_budget=0.7, fallback="raise")
+
+    def run():
+        step.train()
+        for x, y in (*examples, last):
+            model.zero_grad()
+            F.cross_entropy(step(x), y).backward()
+        step.eval()
+        with torch.no_grad():
+            return step(examples[0][0])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        results = [run() for _ in range(3)]
+    if not compiled:
+        plans = [plan.plan for plan in step._plans.cache.newest_first()]
+        kinds = {(plan.memory_budget_bytes, plan.recomputed.operators > 0) for plan in plans}
+        (budget_bytes,) = {budget for budget, recomputes in kinds if recomputes}
+        assert kinds == {(budget_bytes, True), (budget_bytes, False), (None, False)}
+    assert results[0].shape == results[1].shape
 
 
 @pytest.mark.usefixtures("quick")
