@@ -67,8 +67,8 @@ class BudgetedStep:
 
     Attributes:
         rewriting: with the captured graph, and the workspaces that are known.
-        wanted: the rewrites that pay, and those that take time beside them, the fastest first; None among them
-            for no rewrites. The graphs after them are made when they are needed: graphs are large.
+        wanted: the rewrites that pay, and these with those that take time, the fastest first; None for no
+            rewrites. The graphs after them are made when they are needed: graphs are large.
         budget: the limit.
         includes_static: True if static arrays count in it.
         seconds: for choosing what is recomputed, by the clock.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from olla_solvers.effort.deadline import DeadlinePassedError
 from olla_solvers.errors import ProblemError
@@ -230,7 +230,7 @@ class _Planner:
         proposals = propose(
             self._problems, bound, self._solver, seconds=self._effort * PROGRAMS_SECONDS, by_the_clock=left
         )
-        self._proven[budget_bytes] = proposals.bound
+        self._keep_bound(proposals.bound)
         return proposals.states
 
     def _add(self, proposals: Sequence[Proposal]) -> None:
@@ -254,8 +254,17 @@ class _Planner:
 
     def _bound(self, budget_bytes: Bytes) -> LowerBound:
         if budget_bytes not in self._proven:
-            self._proven[budget_bytes] = self._bounds.lower_bound(budget_bytes, self._deadline)
+            self._keep_bound(self._bounds.lower_bound(budget_bytes, self._deadline))
         return self._proven[budget_bytes]
+
+    def _keep_bound(self, bound: LowerBound) -> None:
+        """Note what is proven; what holds for a larger budget does for this one, too."""
+        larger = [each for budget, each in self._proven.items() if budget >= bound.budget_bytes]
+        best = max((*larger, bound), key=lambda each: each.extra_seconds)
+        least_bytes = max(bound.least_bytes, *(each.least_bytes for each in larger), 0)
+        self._proven[bound.budget_bytes] = replace(
+            best, budget_bytes=bound.budget_bytes, least_bytes=least_bytes
+        )
 
     def _fastest(self, budget_bytes: Bytes) -> tuple[Search, Found | None]:
         best: tuple[Search, Found | None] = (self._searches[0], None)
