@@ -1,4 +1,4 @@
-"""Compiles the annealing by numba where that is installed and pays.
+"""Compiles walks and the annealing by numba where that is installed and pays.
 
 Compilation takes some ten seconds once on a machine, and half a second to load after that; then a walk is
 some fifty times faster than in plain Python.
@@ -27,12 +27,29 @@ def is_available() -> bool:
 def compiled_anneal() -> Callable[..., float]:
     """Return :func:`olla_solvers.recomputation.anneal.anneal`, compiled when it is first called."""
     from numba import njit
+
+    _register()
+    compiled: Callable[..., float] = njit(cache=True)(anneal)
+    return compiled
+
+
+@cache
+def compiled_walk() -> Callable[..., tuple[int, int, float]]:
+    """Return :func:`olla_solvers.recomputation.walk.walk`, compiled when it is first called."""
+    from numba import njit
+
+    _register()
+    compiled: Callable[..., tuple[int, int, float]] = njit(cache=True)(walk.walk)
+    return compiled
+
+
+@cache
+def _register() -> None:
+    """Let numba compile the functions of a walk where others call them."""
     from numba.extending import register_jitable
 
     for function in (walk.walk, walk.excess, *walk.PARTS):
         register_jitable(function)
-    compiled: Callable[..., float] = njit(cache=True)(anneal)
-    return compiled
 
 
 def as_arrays(lists: Any) -> Any:

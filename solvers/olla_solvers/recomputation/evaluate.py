@@ -6,11 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from olla_solvers.effort.deadline import check_time
 from olla_solvers.problem import Bytes, OperatorIndex, Timestep
+from olla_solvers.recomputation.compiled import as_arrays, compiled_walk
 from olla_solvers.recomputation.instance import MOST_RUNS, Flat, Instance
 from olla_solvers.recomputation.problem import Execution, Recomputation, Seconds
-from olla_solvers.recomputation.walk import KEPT, MOMENTS_FROM, NEVER, ONCE, Trace, excess, walk
+from olla_solvers.recomputation.walk import KEPT, MOMENTS_FROM, MOST_MOMENTS, NEVER, ONCE, Trace, excess, walk
 
 States = list[int]
 """The state of each unit, see :mod:`olla_solvers.recomputation.walk`."""
@@ -41,17 +44,32 @@ class Evaluator:
     Attributes:
         instance: the step.
         flat: the step in numbers, with the moments at which units may be dropped.
-        trace: what the last walk wrote.
         walks: how many there were.
     """
 
-    def __init__(self, instance: Instance, deadline: float = math.inf) -> None:
-        """Make room for the longest sequence."""
+    def __init__(self, instance: Instance, deadline: float = math.inf, *, is_compiled: bool = False) -> None:
+        """Make room for the longest sequence.
+
+        Args:
+            instance: the step.
+            deadline: ``time.monotonic()`` after which nothing more is evaluated.
+            is_compiled: True to have numba compile the walks, which pays for thousands of them.
+        """
         self.instance = instance
         self.flat = instance.flat
-        self._deadline = deadline
-        self.trace = _room(instance.flat)
         self.walks = 0
+        self._deadline = deadline
+        self._trace: Trace | None = _room(instance.flat)
+        self._arrays = as_arrays(self._trace) if is_compiled else None
+        self._flat_arrays: Flat | None = None
+        self._length = 0
+
+    @property
+    def trace(self) -> Trace:
+        """What the last walk wrote."""
+        if self._trace is None:
+            self._trace = Trace(*(numbers[: self._length].tolist() for numbers in self._arrays or ()))
+        return self._trace
 
     def evaluate(self, states: Sequence[int]) -> Evaluation:
         """Walk the order with some units dropped; :attr:`trace` has the details until the next walk.
@@ -68,11 +86,21 @@ class Evaluator:
 
     def _walk(self, states: Sequence[int]) -> Evaluation:
         self.walks += 1
-        timesteps, versions, seconds = walk(self.flat, states, self.trace)
+        if self._arrays is None or len(self.flat.moments) > MOST_MOMENTS:
+            self._arrays = None
+            self._trace = self._trace or _room(self.instance.flat)
+            timesteps, versions, seconds = walk(self.flat, states, self._trace)
+            resident = self._trace.timestep_bytes
+        else:
+            self._flat_arrays = self._flat_arrays or as_arrays(self.flat)
+            run = compiled_walk()
+            timesteps, versions, seconds = run(self._flat_arrays, np.array(states, np.int64), self._arrays)
+            self._trace = None
+            self._length = max(timesteps + 1, versions, len(states) + 1)
+            resident = self._arrays.timestep_bytes
         if timesteps < 0:
             return Evaluation(False, 0, 0.0, 0, 0)
-        peak = max(self.trace.timestep_bytes[:timesteps], default=0)
-        return Evaluation(True, peak, seconds, timesteps, versions)
+        return Evaluation(True, int(np.max(resident[:timesteps], initial=0)), seconds, timesteps, versions)
 
     def states_of(self, positions: Sequence[Timestep], dropped: Sequence[Sequence[int] | None]) -> States:
         """Return the states in which units are dropped at some moments.
@@ -84,6 +112,7 @@ class Evaluator:
         moments = list(self.flat.moments)
         moments += [position for position in positions if position not in moments]
         self.flat = self.flat._replace(moments=moments)
+        self._flat_arrays = None
         bits = [1 << (MOMENTS_FROM + moments.index(position)) for position in positions]
         states = plain_states(self.instance)
         for unit, places in enumerate(dropped):
@@ -93,6 +122,9 @@ class Evaluator:
 
     def excess(self, evaluation: Evaluation, budget_bytes: Bytes) -> float:
         """Return the bytes beyond a budget, summed over the timesteps of the last walk."""
+        if self._trace is None and self._arrays is not None:
+            beyond = self._arrays.timestep_bytes[: evaluation.timesteps] - budget_bytes
+            return float(np.maximum(beyond, 0).sum())
         return excess(self.trace, evaluation.timesteps, budget_bytes)
 
     def recomputation(self, states: Sequence[int]) -> Recomputation:

@@ -39,10 +39,10 @@ SHARE_OF_PROPOSALS = 0.3
 """Walks on top of these that are for what integer programs propose, as a share of them."""
 
 WORTH_COMPILING = 4.0
-"""The effort from which on the annealing is compiled, if numba is installed."""
+"""The effort from which on walks and annealing are compiled, if numba is installed."""
 
-FASTER = 50
-"""Times as many walks are made in annealing then."""
+FASTER, MORE_WALKS = 50, 4
+"""Times as many walks are made then in annealing, and in the search before it."""
 
 PROGRAMS_SECONDS = 1.5
 """Of processor time, for integer programs of one budget at the usual effort."""
@@ -175,12 +175,14 @@ class _Planner:
         self._effort = effort
         units = max(len(instance.units.arrays) for instance in instances)
         usual = max(LEAST_WALKS, min(MOST_STEPS // max(1, len(problems[0].order)), WALKS_A_UNIT * units))
-        self._walks = round(effort * usual) // len(instances)
-        self._is_compiled = effort >= WORTH_COMPILING and is_available()
-        self._tries = round(SHARE_OF_ANNEALING * self._walks) * (FASTER if self._is_compiled else 1)
+        is_compiled = effort >= WORTH_COMPILING and is_available()
+        walks = round(effort * usual) // len(instances)
+        self._tries = round(SHARE_OF_ANNEALING * walks) * (FASTER if is_compiled else 1)
+        # What is between walks takes as long as ever.
+        self._walks = walks * (MORE_WALKS if is_compiled else 1)
         self._seed = seed
         self._solver = solver if units >= LEAST_UNITS else None
-        self._searches = [Search(instance, deadline) for instance in instances]
+        self._searches = [Search(instance, deadline, is_compiled=is_compiled) for instance in instances]
         self._is_started = False
 
     def search(self, budget_bytes: Bytes) -> None:
@@ -204,7 +206,7 @@ class _Planner:
                 if proposals:
                     search.meet(budget_bytes, round(SHARE_OF_PROPOSALS * self._walks))
                 if not self._is_settled(budget_bytes):
-                    search.improve(budget_bytes, self._tries, self._seed, self._is_compiled)
+                    search.improve(budget_bytes, self._tries, self._seed)
         except DeadlinePassedError:
             return
 

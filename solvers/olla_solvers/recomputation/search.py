@@ -48,9 +48,16 @@ class Search:
         pool: the best found so far.
     """
 
-    def __init__(self, instance: Instance, deadline: float) -> None:
-        """Start with the order without repetitions."""
-        self.evaluator = Evaluator(instance, deadline)
+    def __init__(self, instance: Instance, deadline: float, *, is_compiled: bool = False) -> None:
+        """Start with the order without repetitions.
+
+        Args:
+            instance: the order.
+            deadline: to stop at.
+            is_compiled: whether to have numba compile walks and annealing.
+        """
+        self.evaluator = Evaluator(instance, deadline, is_compiled=is_compiled)
+        self._is_compiled = is_compiled
         self.pool = Pool()
         self._instance = instance
         self._deadline = deadline
@@ -109,14 +116,13 @@ class Search:
                 break
         return best
 
-    def improve(self, budget_bytes: Bytes, tries: int, seed: int, is_compiled: bool) -> None:
+    def improve(self, budget_bytes: Bytes, tries: int, seed: int) -> None:
         """Anneal the fastest states within a budget, or the lowest if there are none.
 
         Args:
             budget_bytes: the peak that may not be passed.
             tries: walks to make.
             seed: of the random numbers.
-            is_compiled: whether to have numba compile them; then states with very many moments stay.
         """
         start = self.pool.fastest(budget_bytes) or self.pool.lowest
         flat, trace = self.evaluator.flat, self.evaluator.trace
@@ -125,7 +131,8 @@ class Search:
         best: Any = list(start.states)
         if not states:
             return
-        if is_compiled:
+        if self._is_compiled:
+            # States with very many moments are not numbers that compiled code has.
             if len(flat.moments) > MOST_MOMENTS:
                 return
             states, best = np.array(states), np.array(best)

@@ -4,6 +4,7 @@ import random
 import pytest
 
 from olla_solvers.problem import Array, Operator, Problem
+from olla_solvers.recomputation.compiled import is_available
 from olla_solvers.recomputation.evaluate import Evaluator, plain_states
 from olla_solvers.recomputation.instance import prepare
 from olla_solvers.recomputation.problem import RecomputationProblem
@@ -92,6 +93,31 @@ def test_a_unit_is_kept_until_the_first_moment_at_which_it_is_dropped():
 @pytest.mark.slow
 def test_every_state_of_thousands_of_random_steps_computes_the_same():
     check_seeds(range(400, 8000))
+
+
+@pytest.mark.skipif(not is_available(), reason="needs numba")
+def test_compiled_walks_write_the_same():
+    for seed in range(0, 40, 2):
+        step = random_step(seed, 14)
+        instance = prepare(step.problem)
+        plain, compiled = Evaluator(instance), Evaluator(instance, is_compiled=True)
+        position = len(step.problem.order) // 2
+        dropped = [(0,) if unit % 2 else () for unit in range(len(instance.units.arrays))]
+        moments = compiled.states_of((position,), dropped)
+        assert moments == plain.states_of((position,), dropped)
+        for states in ([1] * len(dropped), [3] * len(dropped), moments):
+            evaluation = compiled.evaluate(states)
+            assert evaluation == plain.evaluate(states)
+            if not evaluation.is_valid:
+                continue
+            written = compiled.excess(evaluation, 10)
+            assert written == plain.excess(evaluation, 10)
+            timesteps, versions = evaluation.timesteps, evaluation.versions
+            for name in ("operator", "copy", "timestep_bytes"):
+                assert getattr(compiled.trace, name)[:timesteps] == getattr(plain.trace, name)[:timesteps]
+            for name in ("array", "version_bytes", "first", "last_early", "first_late", "last"):
+                assert getattr(compiled.trace, name)[:versions] == getattr(plain.trace, name)[:versions]
+            assert compiled.recomputation(states) == plain.recomputation(states)
 
 
 def test_without_repetitions_it_is_the_order_itself():
