@@ -51,8 +51,8 @@ order, and fewer of PyTorch's budgets are tried, and of ours."""
 
 SLOW = ("chen-segments-by-cost", "chen-recursive", "minimum-cut-dynamic", "minimum-cut-greedy")
 
-EFFORT, LAST_EFFORT = 2.0, 4.0
-"""Of our planner, for any budget and, as in plans, where nothing is found within it."""
+EFFORT, LAST_EFFORT = 1.0, 4.0
+"""Of our planner; the second, for shares of the peak and the lowest, is what plans take at last."""
 
 ROUNDS = 2
 """How often budgets are added between the last plan within a limit of time and the first beyond it."""
@@ -96,23 +96,22 @@ def by_ours(
     answers: dict[Bytes, WithinBudget] = {}
     step_seconds = problems[0].step_seconds
 
-    def ask(budgets: Sequence[Bytes]) -> None:
+    def ask(budgets: Sequence[Bytes], effort: float) -> None:
         new = sorted(set(budgets) - set(answers))
-        answers.update(zip(new, curve(problems, new, effort=EFFORT), strict=True))
-        open_ones = [
-            budget for budget in new if not (answers[budget].is_met or answers[budget].bound.is_impossible)
-        ]
-        answers.update(zip(open_ones, curve(problems, open_ones, effort=LAST_EFFORT), strict=True))
+        answers.update(zip(new, curve(problems, new, effort=effort), strict=True))
 
-    ask([*(int(share * plain) for share in SHARES), *others])
+    ask([int(share * plain) for share in SHARES], LAST_EFFORT)
+    ask(others, EFFORT)
     for _ in range(rounds):
-        ask([budget for limit in LIMITS for budget in between(answers, limit * step_seconds, plain)])
+        limits = [budget for limit in LIMITS for budget in between(answers, limit * step_seconds, plain)]
+        ask(limits, EFFORT)
     lowest = min(answer.recomputation.peak_bytes for answer in answers.values())
     room = lowest - max(answer.bound.least_bytes for answer in answers.values())
     ask(
         [lowest - room * step // (LOWEST_STEPS + 1) for step in range(1, LOWEST_STEPS + 1)]
         if room > 0
-        else []
+        else [],
+        LAST_EFFORT,
     )
     return [
         [

@@ -120,6 +120,10 @@ class Evaluator:
                 states[unit] = sum(bits[place] for place in places)
         return states
 
+    def for_compiled_code(self) -> tuple[Flat, Trace]:
+        """Return the step in arrays, and a trace with room for the longest sequence."""
+        return as_arrays(self.flat), as_arrays(_room(self.instance.flat))
+
     def excess(self, evaluation: Evaluation, budget_bytes: Bytes) -> float:
         """Return the bytes beyond a budget, summed over the timesteps of the last walk."""
         if self._trace is None and self._arrays is not None:

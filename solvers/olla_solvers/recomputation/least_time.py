@@ -41,8 +41,11 @@ SHARE_OF_PROPOSALS = 0.3
 WORTH_COMPILING = 4.0
 """The effort from which on walks and annealing are compiled, if numba is installed."""
 
-FASTER, MORE_WALKS = 50, 4
-"""Times as many walks are made then in annealing, and in the search before it."""
+FASTER = 50
+"""Times as many walks are made in annealing then."""
+
+LEAST_COMPILED_WALKS = 600
+"""Walks that are then made on steps of any length."""
 
 PROGRAMS_SECONDS = 1.5
 """Of processor time, for integer programs of one budget at the usual effort."""
@@ -173,13 +176,12 @@ class _Planner:
         self._proven: dict[Bytes, LowerBound] = {}
         self._deadline = deadline
         self._effort = effort
-        units = max(len(instance.units.arrays) for instance in instances)
-        usual = max(LEAST_WALKS, min(MOST_STEPS // max(1, len(problems[0].order)), WALKS_A_UNIT * units))
         is_compiled = effort >= WORTH_COMPILING and is_available()
-        walks = round(effort * usual) // len(instances)
-        self._tries = round(SHARE_OF_ANNEALING * walks) * (FASTER if is_compiled else 1)
-        # What is between walks takes as long as ever.
-        self._walks = walks * (MORE_WALKS if is_compiled else 1)
+        units = max(len(instance.units.arrays) for instance in instances)
+        least = LEAST_COMPILED_WALKS if is_compiled else LEAST_WALKS
+        usual = max(least, min(MOST_STEPS // max(1, len(problems[0].order)), WALKS_A_UNIT * units))
+        self._walks = round(effort * usual) // len(instances)
+        self._tries = round(SHARE_OF_ANNEALING * self._walks) * (FASTER if is_compiled else 1)
         self._seed = seed
         self._solver = solver if units >= LEAST_UNITS else None
         self._searches = [Search(instance, deadline, is_compiled=is_compiled) for instance in instances]

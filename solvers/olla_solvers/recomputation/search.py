@@ -18,7 +18,7 @@ import numpy as np
 from olla_solvers.effort.deadline import check_time
 from olla_solvers.problem import Bytes
 from olla_solvers.recomputation.anneal import anneal
-from olla_solvers.recomputation.compiled import as_arrays, compiled_anneal
+from olla_solvers.recomputation.compiled import compiled_anneal
 from olla_solvers.recomputation.cuts import Cuts, choice_of_units
 from olla_solvers.recomputation.evaluate import Evaluator, States, plain_states, states_of
 from olla_solvers.recomputation.greedy import Greedy, prune
@@ -125,7 +125,6 @@ class Search:
             seed: of the random numbers.
         """
         start = self.pool.fastest(budget_bytes) or self.pool.lowest
-        flat, trace = self.evaluator.flat, self.evaluator.trace
         step_seconds = self._instance.problem.step_seconds
         states: Any = list(start.states)
         best: Any = list(start.states)
@@ -133,12 +132,12 @@ class Search:
             return
         if self._is_compiled:
             # States with very many moments are not numbers that compiled code has.
-            if len(flat.moments) > MOST_MOMENTS:
+            if len(self.evaluator.flat.moments) > MOST_MOMENTS:
                 return
             states, best = np.array(states), np.array(best)
-            run, flat, trace = compiled_anneal(), as_arrays(flat), as_arrays(trace)
+            run, (flat, trace) = compiled_anneal(), self.evaluator.for_compiled_code()
         else:
-            run = anneal
+            run, flat, trace = anneal, self.evaluator.flat, self.evaluator.trace
         for turn in range(TURNS):
             check_time(self._deadline)
             if run(flat, states, best, trace, budget_bytes, step_seconds, tries // TURNS, seed + turn) >= 0:
