@@ -44,7 +44,7 @@ WORTH_COMPILING = 4.0
 FASTER = 50
 """Times as many walks are made in annealing then."""
 
-LEAST_COMPILED_WALKS = 600
+LEAST_COMPILED_WALKS = 240
 """Walks that are then made on steps of any length."""
 
 PROGRAMS_SECONDS = 1.5
