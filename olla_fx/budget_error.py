@@ -13,6 +13,9 @@ from olla_fx.report.table import format_bytes
 from olla_fx.step_plan import Plan
 from olla_solvers.analysis import resident_bytes
 
+LARGE = 0.1
+"""Share of the peak from which on logits are worth computing in chunks."""
+
 
 def budget_error(plan: Plan, dataflow: Dataflow, mode: Mode) -> BudgetError:
     """Return the error about a plan that is not within its budget.
@@ -74,9 +77,9 @@ def _advice(plan: Plan, dataflow: Dataflow, mode: Mode) -> str:
 
 
 def _has_large_logits(plan: Plan, dataflow: Dataflow) -> bool:
-    """Return True if logits that a loss reads whole are as large as what is the largest at the peak."""
+    """Return True if a loss reads whole logits that are a large share of the peak."""
     if any(change.rewrite == "chunked_loss" for change in plan.changes):
         return False
     losses = [node for node in dataflow.operators if node.target is torch.ops.aten.nll_loss_forward.default]
     logits_bytes = max((bytes_of(node.all_input_nodes[0]) for node in losses), default=0)
-    return logits_bytes > 0 and logits_bytes >= min((array.size_bytes for array in plan.largest), default=0)
+    return logits_bytes > LARGE * plan.peak_bytes

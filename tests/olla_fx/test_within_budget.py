@@ -169,7 +169,8 @@ def test_a_byte_too_little_is_told_in_bytes():
     example = torch.randn(2, 512), torch.randint(512, (2,))
     options = {"loss_fn": F.cross_entropy, "optimizer": sgd(smallest.parameters()), "baseline": False}
     needed_bytes = olla_fx.plan(smallest, example, memory_budget=1.0, **options).needed_bytes
-    with pytest.raises(BudgetError, match=f"budget of {needed_bytes - 1:,} B .* needs {needed_bytes:,} B"):
+    told = f"budget of {needed_bytes - 1:,} B .* needs {needed_bytes:,} B .* Take a smaller batch or acc"
+    with pytest.raises(BudgetError, match=told):
         olla_fx.plan(smallest, example, memory_budget=needed_bytes - 1, **options)
 
 
