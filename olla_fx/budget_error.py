@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import torch
+
 from olla_fx.capture import Mode
 from olla_fx.dataflow import Dataflow
 from olla_fx.errors import BudgetError
 from olla_fx.fx_graph import source_of
+from olla_fx.passes.rewrites.edit import bytes_of
 from olla_fx.report.table import format_bytes
 from olla_fx.step_plan import Plan
 from olla_solvers.analysis import resident_bytes
+
+LARGE = 0.1
+"""Share of the peak from which on logits are worth computing in chunks."""
 
 
 def budget_error(plan: Plan, dataflow: Dataflow, mode: Mode) -> BudgetError:
@@ -22,6 +28,9 @@ def budget_error(plan: Plan, dataflow: Dataflow, mode: Mode) -> BudgetError:
     if plan.budget is None:
         raise ValueError("the plan has no budget")
     terms = plan.budget
+    in_bytes = format_bytes(terms.budget_bytes), format_bytes(plan.needed_bytes)
+    if in_bytes[0] == in_bytes[1]:
+        in_bytes = f"{terms.budget_bytes:,} B", f"{plan.needed_bytes:,} B"
     parts = [f"buffer {format_bytes(plan.buffer_bytes)}", f"outputs {format_bytes(plan.output_bytes)}"]
     if plan.gradient_bytes:
         parts.append(f"gradients outside the buffer {format_bytes(plan.gradient_bytes)}")
@@ -40,8 +49,8 @@ def budget_error(plan: Plan, dataflow: Dataflow, mode: Mode) -> BudgetError:
         for array in plan.largest
     )
     text = (
-        f"no plan within the memory budget of {format_bytes(terms.budget_bytes)} was found: the smallest "
-        f"needs {format_bytes(plan.needed_bytes)} ({', '.join(parts)}), and {proven}. Most is alive at "
+        f"no plan within the memory budget of {in_bytes[0]} was found: the smallest "
+        f"needs {in_bytes[1]} ({', '.join(parts)}), and {proven}. Most is alive at "
         f"{node.name}{f' ({source})' if source else ''}; the largest arrays then are {largest}. Take "
         f"{_advice(plan, dataflow, mode)}"
     )
@@ -60,10 +69,17 @@ def _advice(plan: Plan, dataflow: Dataflow, mode: Mode) -> str:
     ways = ["a smaller batch"]
     if mode is Mode.TRAINING:
         ways.append("more accumulation_steps" if plan.micro_batches > 1 else "accumulation_steps")
-    targets = " ".join(str(node.target) for node in dataflow.operators)
-    is_chunked = any(change.rewrite == "chunked_loss" for change in plan.changes)
-    if mode is Mode.AUTOGRAD:
-        ways.append("a whole training step (loss_fn and optimizer), which uses gradients as they come")
-    if mode is not Mode.INFERENCE and not is_chunked and "nll_loss" in targets:
+    if mode is not Mode.INFERENCE and _has_large_logits(plan, dataflow):
         ways.append("loss_chunks")
+    if mode is Mode.AUTOGRAD:
+        ways.append("a whole training step (loss_fn and optimizer; it uses gradients as they come)")
     return ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])} or {ways[-1]}"
+
+
+def _has_large_logits(plan: Plan, dataflow: Dataflow) -> bool:
+    """Return True if a loss reads whole logits that are a large share of the peak."""
+    if any(change.rewrite == "chunked_loss" for change in plan.changes):
+        return False
+    losses = [node for node in dataflow.operators if node.target is torch.ops.aten.nll_loss_forward.default]
+    logits_bytes = max((bytes_of(node.all_input_nodes[0]) for node in losses), default=0)
+    return logits_bytes > LARGE * plan.peak_bytes

@@ -10,7 +10,7 @@ from typing import Any
 from olla_solvers.errors import OptionError
 
 _UNITS = {
-    "": 1, "b": 1,
+    "b": 1,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
     "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40,
@@ -39,7 +39,7 @@ class MemoryBudget:
 
         Args:
             given: bytes (a whole number), text with a unit (``"8GiB"``, ``"500 MB"``), or a share (a float up
-                to 1, or ``"60%"``).
+                to 1, or ``"60%"``). Text without a unit is the number that it says.
 
         Raises:
             OptionError: if it is none of these, or not above 0.
@@ -69,12 +69,14 @@ def _of_text(text: str) -> MemoryBudget:
     if match is None:
         raise _malformed(text)
     number, unit = float(match[1]), match[2].lower()
+    if not unit:
+        return MemoryBudget.of(int(match[1]) if match[1].isdecimal() else number)
     if unit == "%" and 0 < number <= 100:
         return MemoryBudget(share=number / 100)
-    size_bytes = math.floor(number * _UNITS.get(unit, 0))
-    if size_bytes < 1:
+    size = number * _UNITS.get(unit, 0)
+    if not 1 <= size < math.inf:
         raise _malformed(text)
-    return MemoryBudget(size_bytes=size_bytes)
+    return MemoryBudget(size_bytes=math.floor(size))
 
 
 def _malformed(given: object) -> OptionError:

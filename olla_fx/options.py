@@ -23,11 +23,13 @@ class Options:
     """The options of planning and running a step.
 
     Attributes:
-        solver: ``auto``, ``cbc``, ``gurobi``, ``highs`` (the integer programs really run), or ``none``.
+        solver: ``auto``, ``cbc``, ``gurobi``, ``highs`` (the integer programs of ordering and placing really
+            run), or ``none``.
         time_limit: seconds of ordering and placing, to go on to a proof: one limit for all plans that a call
             makes (``optimize``, ``plan``, a call of the step, a backward). Capturing is not counted; it takes
-            the same time whatever the limit. None: each plan for as long as enough can still be gained, at
-            most about 9 s of processor time.
+            the same time whatever the limit. Nor is choosing what a memory budget needs, which has three
+            tenths of it, or two seconds if that is more. None: each plan for as long as enough can still be
+            gained, at most about 9 s of processor time.
         return_outputs: of a whole training step: return ``(loss, outputs)`` instead of the loss.
         accumulation_steps: of a whole training step: cut the batch along its first dimension into so many
             micro-batches, whose gradients accumulate; the loss is the mean of theirs.
@@ -48,9 +50,9 @@ class Options:
             one per cent without a memory budget, with one as much as it needs.
         memory_budget: what the step may need beside static arrays, that is the buffer, the outputs, and
             gradients that it makes outside the buffer: bytes, text (``"8GiB"``), or a share of what it needs
-            without recomputation (``0.6``, ``"60%"``). Backward then computes again as much as that takes,
-            and no more. If no plan is found within it, :class:`olla_fx.BudgetError` says what is. It holds
-            once a plan is settled: recorded runs come before that.
+            without recomputation (``0.6``, ``"60%"``; none in inference). Backward then computes again as
+            much as that takes, and no more. If no plan is found within it, :class:`olla_fx.BudgetError` says
+            what is. It holds once a plan is settled: recorded runs come before that.
         memory_budget_includes: ``"static"``: static arrays (parameters, state, inputs) count, too.
         loss_chunks: compute the last linear layer and a cross entropy of its outputs, forward and backward,
             in so many chunks, if that lowers the peak: logits are then never all there at once. It takes one

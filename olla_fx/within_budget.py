@@ -52,7 +52,7 @@ SMALLER_PEAKS = 4
 """Peaks below the lowest that was found at once, for which it searches."""
 
 LONGEST_SECONDS = 10.0
-"""What it may take by the clock."""
+"""What a longer search may take by the clock, each time."""
 
 MOST_CHOICES = 3
 """How often the choice is made again after recorded runs."""

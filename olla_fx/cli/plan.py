@@ -60,8 +60,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--memory-budget",
         metavar="BYTES",
-        help="what the step may need beside static arrays: 8GiB, or 60%% of what it needs without; backward "
-        "computes again what that takes",
+        help="what the step may need beside static arrays: 8GiB, or 0.6 or 60%% of what it needs without; "
+        "backward computes again what that takes",
     )
     command.add_argument(
         "--device-profile",

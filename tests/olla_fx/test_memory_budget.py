@@ -28,7 +28,10 @@ def test_bytes(given, size_bytes):
     assert MemoryBudget.of(given).in_bytes(7) == size_bytes
 
 
-@pytest.mark.parametrize(("given", "share"), [(0.6, 0.6), ("60%", 0.6), ("62.5 %", 0.625), (1.0, 1.0)])
+@pytest.mark.parametrize(
+    ("given", "share"),
+    [(0.6, 0.6), ("60%", 0.6), ("62.5 %", 0.625), (1.0, 1.0), ("0.6", 0.6), (" .6 ", 0.6), ("1.0", 1.0)],
+)
 def test_shares(given, share):
     assert MemoryBudget.of(given) == MemoryBudget(share=share)
     assert MemoryBudget.of(given).in_bytes(1001) == int(1001 * share)
@@ -36,8 +39,8 @@ def test_shares(given, share):
 
 @pytest.mark.parametrize(
     "given",
-    [0, -1, 0.0, -0.5, 1.5, float("nan"), float("inf"), True, "", "lots", "0", "0%", "120%", "0.6", "8 GiBs",
-     "-8GiB", "8 GiB 2", [8], b"8"],
+    [0, -1, 0.0, -0.5, 1.5, float("nan"), float("inf"), True, "", "lots", "0", "0.0", "1.5", "0%", "120%",
+     "8 GiBs", "-8GiB", "8 GiB 2", "1e999", "1e999GiB", "1e999 lots", "1e999%", [8], b"8"],
 )  # fmt: skip
 def test_what_is_none_of_these_is_refused(given):
     with pytest.raises(OptionError, match="memory_budget is bytes above 0"):

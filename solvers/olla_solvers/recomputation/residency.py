@@ -327,7 +327,8 @@ class _Proposer:
             )
 
     def _solve(self, model: LinearModel) -> backends.Solution:
-        if len(model.lower) > MOST_COLUMNS:
+        size = len(model.lower), len(model.rows)
+        if size[0] > MOST_COLUMNS or not backends.may_take(self._solver, *size):
             raise _TooLargeError
         left = min(MOST_SECONDS, self._left())
         if left <= 0:

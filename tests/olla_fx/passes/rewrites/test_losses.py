@@ -21,7 +21,7 @@ from olla_fx.passes.rewrites import Wanted, chunks_of_loss, loss_gradients
 from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.rewrites import LossChunks
 from olla_fx.step_plan import Plan
-from tests.olla_fx.harness import OwnLoop, WholeStep
+from tests.olla_fx.harness import CompiledLoop, OwnLoop, WholeStep
 from tests.olla_fx.helpers import ADAMW, MOMENTUM, captured_training, sgd, skip_without
 
 aten = torch.ops.aten
@@ -186,6 +186,27 @@ def test_a_loop_of_ones_own_in_chunks(form):
     (change,) = chunked(pair.step)
     assert change.same_bits
     assert change.extra_operations == 2 * 2 * 65 * CLASSES * 16
+
+
+class Scored(nn.Module):
+    """Returns what a loop can tell classes by, made of a loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = Language()
+
+    def forward(self, given):
+        loss = self.model(*given)
+        return torch.stack((loss, 0.5 * loss))[None]
+
+
+def test_what_dynamo_cuts_out_in_chunks():
+    batches = [(torch.stack(batch), torch.zeros(1, dtype=torch.long)) for batch in sentences()]
+    loop = CompiledLoop(Scored(), options={"loss_chunks": 8}).run(batches)
+    loop.assert_served(1)
+    (module,) = loop.planned_modules()
+    (change,) = chunked(module)
+    assert change.same_bits
 
 
 @pytest.mark.parametrize("at_once", [True, False])
