@@ -77,7 +77,8 @@ class BudgetError(OllaError, MemoryError):
 
     Attributes:
         needed_bytes: of the smallest plan that was found.
-        is_proven: True if none within the budget exists.
+        is_proven: True if none within the budget exists, of the step after its rewrites and without results
+            that are written over arguments.
     """
 
     def __init__(self, text: str, needed_bytes: int, *, is_proven: bool) -> None:

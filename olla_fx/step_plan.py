@@ -137,7 +137,10 @@ class Plan:
 
     @property
     def extra_time_bound(self) -> float:
-        """Proven: no plan within the memory budget takes less extra time; 0 without a budget."""
+        """Proven: no plan within the memory budget takes less extra time; 0 without a budget.
+
+        It holds for the step after its rewrites, and without results that are written over arguments.
+        """
         return 0.0 if self.budget is None else self.budget.least_extra_time
 
     @property
