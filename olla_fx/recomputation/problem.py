@@ -108,9 +108,15 @@ def with_repetitions(
     )
 
 
+_SCALARS_BYTES = 1024
+"""A recorded workspace that is not larger holds numbers as tensors, such as the factor of weight decay."""
+
+
 def _with_writes_late(problem: Problem, order: Sequence[OperatorIndex]) -> list[OperatorIndex]:
     """Return an order in which operators that need no memory come right before who waits for them."""
-    needs_memory = {operator for operator, item in enumerate(problem.operators) if item.workspace_bytes}
+    needs_memory = {
+        operator for operator, item in enumerate(problem.operators) if item.workspace_bytes > _SCALARS_BYTES
+    }
     for array in problem.arrays:
         if array.kind is not ArrayKind.STATIC:
             needs_memory.update(array.consumers)
