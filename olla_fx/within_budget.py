@@ -45,6 +45,9 @@ MOST_ROUNDS = 5
 CLOSE = 0.01
 """A plan that leaves a larger share of its room is not close to what fits."""
 
+NEAR = 0.005
+"""A plan so close to what is proven, as a share of the step's seconds, is fast enough."""
+
 EFFORT = 4.0
 """How many times as long a search takes if the first one has found nothing within the budget."""
 
@@ -254,10 +257,12 @@ class _Search:
         """
         low = max(answer.budget_bytes, answer.recomputation.peak_bytes)
         target_bytes = high = low + left_bytes
+        least_seconds = self.bound.extra_seconds + NEAR * self._step_seconds
         for _ in range(MOST_ROUNDS):
-            if target_bytes - low < CLOSE * self._room_bytes:
+            is_near = self._best[1].recomputed.extra_seconds - self._rewritten_seconds <= least_seconds
+            if is_near or target_bytes - low < CLOSE * self._room_bytes:
                 break
-            answer = self._quick_answer(target_bytes, deadline)
+            answer = least_time(self._problems, target_bytes, deadline=deadline, solver=self._solver)
             if self._try(answer, only_if_near=True) <= 0:
                 low = target_bytes
             else:

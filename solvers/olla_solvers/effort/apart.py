@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -172,6 +173,18 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
+def end_with_caller() -> None:
+    """End this process once the one that started it is gone, which ends it in time only while it lives."""
+    caller = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == caller:
+            time.sleep(_LOOK_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def main(request_path: str, answer_path: str) -> None:
     """Serve one request.
 
@@ -185,6 +198,7 @@ def main(request_path: str, answer_path: str) -> None:
         part.write_bytes(pickle.dumps(answer))
         part.replace(answer_path)
 
+    end_with_caller()
     function, arguments = pickle.loads(Path(request_path).read_bytes())
     try:
         function(*arguments, offer)

@@ -16,6 +16,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from olla_solvers.effort.apart import end_with_caller
+
 PULP_NAMES = {"cbc": ("PULP_CBC_CMD", "COIN_CMD"), "gurobi": ("GUROBI",), "highs": ("HiGHS",)}
 """Adapters of PuLP for each solver; of several, the first that is available."""
 
@@ -45,6 +47,7 @@ def main(request_path: str, response_path: str) -> None:
         request_path: JSON with ``solver``, ``time_limit``, ``model`` and perhaps ``gap``.
         response_path: where to write the JSON answer.
     """
+    end_with_caller()
     request = json.loads(Path(request_path).read_text(encoding="utf-8"))
     Path(response_path).write_text(json.dumps(answered(request)), encoding="utf-8")
 

@@ -47,7 +47,7 @@ FASTER = 50
 LEAST_COMPILED_WALKS = 240
 """Walks that are then made on steps of any length."""
 
-PROGRAMS_SECONDS = 1.5
+PROGRAMS_SECONDS = 1.0
 """Of processor time, for integer programs of one budget at the usual effort."""
 
 SHARE_FOR_PROGRAMS = 0.5

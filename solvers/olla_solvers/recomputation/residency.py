@@ -56,7 +56,7 @@ MOST_COLUMNS = 6000
 MOST_SECONDS = 2.0
 """Of processor time, for one program."""
 
-SLOWEST = 4.0
+SLOWEST = 2.0
 """Times as long by the clock that processor time may take where other processes run, too."""
 
 SHARE_OF_SEARCH = 0.7

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,37 @@ def test_planning_leaves_little_behind() -> None:
     megabytes, is_open, has_numba = output.split()
     assert float(megabytes) <= 50
     assert (is_open, has_numba) == ("True", "False")
+
+
+KILLED = """
+import sys
+from tests.olla_solvers.effort.test_apart import tells_who_it_is_then_hangs
+from olla_solvers.effort import apart
+
+apart.last_answer(tells_who_it_is_then_hangs, (sys.argv[1],), 600)
+"""
+
+
+def tells_who_it_is_then_hangs(path: str, offer: apart.Offer) -> None:
+    Path(path).write_text(str(os.getpid()), encoding="utf-8")
+    time.sleep(600)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_process_ends_with_its_caller(tmp_path: Path) -> None:
+    told = tmp_path / "process"
+    root = Path(__file__).resolve().parents[3]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "solvers")])}
+    caller = subprocess.Popen([sys.executable, "-c", KILLED, str(told)], env=environment)
+    wait_until(lambda: told.exists() and told.read_text(encoding="utf-8") != "")
+    caller.kill()
+    caller.wait()
+    process = Path("/proc", told.read_text(encoding="utf-8"), "cmdline")
+    wait_until(lambda: not process.exists() or not process.read_bytes())
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
