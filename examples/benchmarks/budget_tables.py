@@ -79,15 +79,6 @@ def _best(known: Figures, by_planner: Mapping[str, Any]) -> list[tuple[int, floa
     ]
 
 
-def behind(results: Mapping[str, Figures]) -> list[str]:
-    """Return the steps of which somebody else has a plan that is faster than ours of the same memory."""
-    return [
-        name
-        for name, known in results.items()
-        if "ours" in known and any(_is_behind(known, *plan[:2]) for plan in compared(known))
-    ]
-
-
 def _is_behind(known: Figures, peak_bytes: int, extra: float) -> bool:
     return extra + NEAR < _extra_within(known, peak_bytes)
 

@@ -56,8 +56,8 @@ MOST_COLUMNS = 6000
 MOST_SECONDS = 2.0
 """Of processor time, for one program."""
 
-SLOWEST = 2.0
-"""Times as long by the clock that processor time may take where other processes run, too."""
+SLOWEST, LEAST_BY_THE_CLOCK = 2.0, 5.0
+"""Times as long by the clock that processor time may take where other processes run, too, and the least."""
 
 SHARE_OF_SEARCH = 0.7
 """Share of the time in which programs of orders are begun; then one is for a bound of any order."""
@@ -137,7 +137,7 @@ def propose(
         Without states if the time is too short or programs would be too large.
     """
     nothing = Proposals(bound)
-    by_the_clock = min(by_the_clock, SLOWEST * seconds)
+    by_the_clock = min(by_the_clock, max(LEAST_BY_THE_CLOCK, SLOWEST * seconds))
     if bound.operator is None or bound.is_impossible or by_the_clock < apart.LEAST_SECONDS:
         return nothing
     arguments = (tuple(problems), bound, solver, seconds)
