@@ -163,7 +163,7 @@ def test_budgets_of_a_curve_may_have_moments_of_their_own():
 def test_a_short_deadline_leaves_it_at_what_minimum_cuts_prove():
     problem = chain(40)
     bound = lower_bound(problem, plain_peak(problem) // 2)
-    assert propose([problem], bound, "highs", seconds=0.1).bound is bound
+    assert propose([problem], bound, "highs", seconds=1.0, by_the_clock=1.0).bound is bound
     deadline = time.monotonic() + 0.5
     answer = least_time(problem, plain_peak(problem) // 2, deadline=deadline, solver="highs")
     assert answer.recomputation.executions
