@@ -151,8 +151,8 @@ def by_published(
     plans: dict[str, list[list[float]]] = {}
     for name in HEURISTICS if is_small else sorted(HEURISTICS.keys() - SLOW):
         for budget in (int(share * plain) for share in SHARES):
-            found = [plan_by(name, problem, budget) for problem in problems]
-            best = min(found, key=lambda plan: (max(plan.peak_bytes, budget), plan.extra_seconds))
+            plans_of_orders = [plan_by(name, problem, budget) for problem in problems]
+            best = min(plans_of_orders, key=lambda plan: (max(plan.peak_bytes, budget), plan.extra_seconds))
             plans.setdefault(name, []).append([best.peak_bytes, best.extra_seconds / step_seconds])
     return plans
 
@@ -174,10 +174,10 @@ def by_pytorch(step: Step, budgets: Sequence[float]) -> dict[str, Any]:
 
 def by_blocks(step: Step, name: str, batch: int, device: str, rewrites: str) -> list[float] | None:
     """Return memory and extra time of the step with checkpoints around blocks, and how many there are."""
-    found = checkpointed_step(name, batch, device, rewrites)
-    if found is None:
+    blocked = checkpointed_step(name, batch, device, rewrites)
+    if blocked is None:
         return None
-    checkpointed, blocks = found
+    checkpointed, blocks = blocked
     seconds = checkpointed.problems[0].step_seconds
     return [checkpointed.peak_bytes, seconds / step.problems[0].step_seconds - 1, blocks]
 

@@ -107,14 +107,14 @@ def _curves(results: Mapping[str, Figures]) -> str:
     rows = []
     for name, known in results.items():
         before = EXPERIMENTS.get(name.removesuffix(" none"), ())
-        found = [
+        smallest = [
             known["peak_bytes"],
             *(_lowest(known, limit) for limit in LIMITS),
             _lowest(known, float("inf")),
         ]
         cells = [
             mib(size) + (f" ({number:,})" if number else "")
-            for size, number in zip(found, before or (None,) * len(found), strict=True)
+            for size, number in zip(smallest, before or (None,) * len(smallest), strict=True)
         ]
         rows.append((name, *cells, mib(max(least for *_, least in known["ours"]))))
     return in_markdown(header, rows)

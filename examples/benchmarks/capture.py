@@ -191,9 +191,9 @@ def scale(layers: Sequence[int]) -> None:
     for count in layers:
         row = measure_apart("olla_fx", f"Llama, {count} layers")
         stages = ("capture", "passes", "dataflow")
-        each = 1000 * sum(row[stage] for stage in stages) / row["operators"]
+        per_operator = 1000 * sum(row[stage] for stage in stages) / row["operators"]
         seconds = (f"{row[stage]:.2f}" for stage in stages)
-        lines.append((f"{count} layers", f"{row['operators']:,}", *seconds, f"{each:.2f}"))
+        lines.append((f"{count} layers", f"{row['operators']:,}", *seconds, f"{per_operator:.2f}"))
     print(table(header, lines))
 
 

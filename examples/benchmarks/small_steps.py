@@ -88,7 +88,7 @@ def measure(name: str, way: str, pairs: int) -> dict[str, object]:
     torch.manual_seed(0)
     model, inputs, target, loss_fn = cases()[name]()
     eager_model = copy.deepcopy(model)
-    eager_optimizer, optimizer = (torch.optim.SGD(each.parameters(), 1e-3) for each in (eager_model, model))
+    eager_optimizer, optimizer = (torch.optim.SGD(owner.parameters(), 1e-3) for owner in (eager_model, model))
 
     def loop(module: nn.Module, own_optimizer: torch.optim.Optimizer) -> None:
         own_optimizer.zero_grad()

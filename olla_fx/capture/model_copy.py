@@ -87,8 +87,8 @@ class ModelCopy:
         }
         leaves = [leaf for _, leaf in leaves_within(request.loss_fn, fields=request.fields)]
         modules = [leaf for leaf in leaves if isinstance(leaf, nn.Module) and id(leaf) not in copies]
-        found = {id(module): tables.get(id(torch_compat.children_of(module))) for module in modules}
-        return {identity: module for identity, module in found.items() if module is not None}
+        planned = {id(module): tables.get(id(torch_compat.children_of(module))) for module in modules}
+        return {identity: module for identity, module in planned.items() if module is not None}
 
     def put(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replace every tensor, tied places together; one tensor for each entry of the slots."""

@@ -186,8 +186,8 @@ def parts_of(value: Any, fields: FieldsRead = EVERY_FIELD) -> list[tuple[Any, An
     """
     kind: Any = type(value)
     if kind in fields:
-        found = ((name, stored(value, name), class_value(kind, name)) for name in fields[kind])
-        parts = ((name, shared if own is NOTHING else own) for name, own, shared in found)
+        read = ((name, stored(value, name), class_value(kind, name)) for name in fields[kind])
+        parts = ((name, shared if own is NOTHING else own) for name, own, shared in read)
         return [(name, part) for name, part in parts if part is not NOTHING]
     if issubclass(kind, _WITHOUT_PARTS):
         return None

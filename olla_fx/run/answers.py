@@ -71,15 +71,15 @@ class Answers:
             return None
         if None not in told:
             return tuple(counts)
-        found: tuple[int, ...] = ()
+        numbers: tuple[int, ...] = ()
         for part in micro_batches(examples, self._micro_batches):
             index, answer = self._ask(part)
             if index is not None:
                 heard.update((key, text) for key, text in self._texts[:index] if text is not None)
                 heard[self._texts[index][0]] = repr(answer)
                 return None
-            found = answer
-        return found
+            numbers = answer
+        return numbers
 
     def other(self, examples: Sequence[torch.Tensor]) -> Answer | None:
         """Return the first answer of a call that is another than the plan's; None if all are the same.

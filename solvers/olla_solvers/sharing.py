@@ -171,17 +171,17 @@ def choose_pairs(
             break
         bound, _, node = heapq.heappop(waiting)
         try:
-            found = order(relaxed(problem, node.open, node.taken))
+            schedule = order(relaxed(problem, node.open, node.taken))
         except ProblemError:
             continue
         orders += 1
-        bound = max(bound, found.lower_bound_bytes)
-        allowed = allowed_pairs(problem, found.order, node.open)
-        best = _improved(problem, best, [*node.taken, *allowed], found.order)
+        bound = max(bound, schedule.lower_bound_bytes)
+        allowed = allowed_pairs(problem, schedule.order, node.open)
+        best = _improved(problem, best, [*node.taken, *allowed], schedule.order)
         if not node.open:
             closed_bytes = min(closed_bytes, bound)
         elif bound < best.schedule.peak_bytes:
-            for part in _parts(problem, node, allowed, found.order):
+            for part in _parts(problem, node, allowed, schedule.order):
                 heapq.heappush(waiting, (bound, next(number), part))
     bound = min([closed_bytes, best.schedule.peak_bytes, *(bound for bound, _, _ in waiting)])
     return replace(best, schedule=replace(best.schedule, lower_bound_bytes=bound)) if best.pairs else best

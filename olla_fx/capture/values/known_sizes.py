@@ -94,5 +94,5 @@ def _positions(mask: torch.Tensor, asked: torch.Tensor, tracer: Tracer) -> list[
     if count is None or not mask.dim():
         return None
     count *= mask.numel() // max(asked.numel(), 1)
-    found = tracer.run(operators.nonzero_sized, (mask, count), {})
-    return [tracer.run(aten.select.int, (found, 1, dim), {}) for dim in range(mask.dim())]
+    positions = tracer.run(operators.nonzero_sized, (mask, count), {})
+    return [tracer.run(aten.select.int, (positions, 1, dim), {}) for dim in range(mask.dim())]

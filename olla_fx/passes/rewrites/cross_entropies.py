@@ -51,9 +51,9 @@ def cross_entropies(graph: fx.Graph) -> Iterator[CrossEntropy]:
     """
     kind = aten._log_softmax_backward_data.default
     for gradient in list(graph.find_nodes(op="call_function", target=kind)):
-        found = _cross_entropy_of(gradient)
-        if found is not None:
-            yield found
+        cross_entropy = _cross_entropy_of(gradient)
+        if cross_entropy is not None:
+            yield cross_entropy
 
 
 def _cross_entropy_of(gradient: fx.Node) -> CrossEntropy | None:
