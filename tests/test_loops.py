@@ -15,10 +15,11 @@ from loops import measure
         ("annealed VAE", "own", 6),
         ("annealed VAE", "whole", 6),
         ("random lengths", "own", 6),
-        ("bucketed lengths", "own", 12),  # ten lengths, and two of them again
+        # Ten lengths, and two of them again.
+        pytest.param("bucketed lengths", "own", 12, marks=pytest.mark.slow),
         ("curriculum of images", "own", 6),
         ("curriculum of images", "whole", 6),
-        ("labelled tokens", "own", 6),
+        pytest.param("labelled tokens", "own", 6, marks=pytest.mark.slow),
     ],
 )
 def test_a_loop_is_equal_to_eager_and_planned(name: str, way: str, steps: int) -> None:

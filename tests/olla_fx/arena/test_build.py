@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[3]
 
 SAY_WHETHER_AVAILABLE = """
@@ -67,6 +69,7 @@ def test_the_arena_can_be_disabled(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_two_processes_build_at_once_and_a_library_needs_no_compiler(tmp_path: Path) -> None:
     expected = ["[True, True, True] True True"]
     builders = [start(tmp_path) for _ in range(2)]

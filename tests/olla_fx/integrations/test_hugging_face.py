@@ -89,9 +89,9 @@ def test_trainer_trains_a_planned_model(make, tmp_path):
     [
         (bert, {}),
         (gpt2, {**ACCUMULATION, "num_train_epochs": 4}),
-        (bert, {"bf16": True}),
+        pytest.param(bert, {"bf16": True}, marks=pytest.mark.slow),
         (gpt2, {"label_smoothing_factor": 0.1}),
-        (bert, CHECKPOINTS),
+        pytest.param(bert, CHECKPOINTS, marks=pytest.mark.slow),
         (gpt2, {"load_best_model_at_end": True, "metric_for_best_model": "loss"}),
         (bert, {"longest": None, "train_sampling_strategy": "group_by_length", "num_train_epochs": 8}),
     ],
@@ -145,7 +145,7 @@ def test_the_number_of_items_in_a_batch(way, tmp_path):
     assert stats.eager_runs < len(seen)
 
 
-@pytest.mark.parametrize("way", ["optimize", "callback"])
+@pytest.mark.parametrize("way", ["optimize", pytest.param("callback", marks=pytest.mark.slow)])
 def test_resuming(way, tmp_path):
     for epochs in (1, 2):
         arguments = {"num_train_epochs": epochs, "resume": epochs > 1, "lr_scheduler_type": "constant"}

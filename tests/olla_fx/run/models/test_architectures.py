@@ -44,7 +44,12 @@ def test_resnet18(make):
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [("mobilenet_v2", 32), ("squeezenet1_1", 64), ("shufflenet_v2_x0_5", 64), ("efficientnet_b0", 32)],
+    [
+        ("mobilenet_v2", 32),
+        ("squeezenet1_1", 64),
+        pytest.param("shufflenet_v2_x0_5", 64, marks=pytest.mark.slow),
+        pytest.param("efficientnet_b0", 32, marks=pytest.mark.slow),
+    ],
 )
 def test_torchvision_models(name, size):
     model = import_torchvision().models.get_model(name, num_classes=5)

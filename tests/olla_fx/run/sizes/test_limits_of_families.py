@@ -22,7 +22,7 @@ from tests.olla_fx.run.sizes.models import (
 )
 
 
-@pytest.mark.parametrize("make", [Recurrent, Unrolled])
+@pytest.mark.parametrize("make", [Recurrent, pytest.param(Unrolled, marks=pytest.mark.slow)])
 def test_a_python_loop_over_the_length_is_captured_for_each_length(make, caplog):
     torch.manual_seed(0)
     caplog.set_level(logging.INFO, "olla_fx")

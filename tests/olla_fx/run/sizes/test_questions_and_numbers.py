@@ -193,8 +193,11 @@ def test_the_other_branch_of_a_number_that_changes_at_every_call_is_planned():
 @pytest.mark.parametrize(
     "function",
     [
-        lambda loss, weight: loss * (weight if isinstance(weight, float) else 1.0),
-        lambda loss, weight: loss * float(weight),
+        pytest.param(
+            lambda loss, weight: loss * (weight if isinstance(weight, float) else 1.0),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(lambda loss, weight: loss * float(weight), marks=pytest.mark.slow),
         lambda loss, weight: loss * torch.tensor(weight),
     ],
     ids=["isinstance", "float", "tensor"],
