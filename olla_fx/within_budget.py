@@ -78,6 +78,7 @@ class BudgetedStep:
         profile: of a device that is not there, whose time counts; None for the one that the step is for.
         solver: for integer programs; see :func:`olla_solvers.recomputation.least_time.least_time`.
         choices: how often the choice was made again since a run was recorded.
+        is_missed: True if the last choice has found no plan within the budget.
     """
 
     rewriting: Rewriting
@@ -88,6 +89,7 @@ class BudgetedStep:
     profile: DeviceProfile | None = None
     solver: str = "auto"
     choices: int = 0
+    is_missed: bool = False
 
     def knowing(self, dataflow: Dataflow, plan: Plan) -> BudgetedStep:
         """Return the step with the workspaces that a recorded run has shown, to choose again.
@@ -115,8 +117,8 @@ class BudgetedStep:
         """
         if self.choices == 0:
             return True
-        is_open = plan.budget is None or not plan.budget.is_impossible
-        return is_open and self.choices < MOST_CHOICES and not fits(plan)
+        # Where nothing was found, nothing will be for the workspaces of more kinds of operators.
+        return not self.is_missed and self.choices < MOST_CHOICES and not fits(plan)
 
 
 def fits(plan: Plan) -> bool:
@@ -197,6 +199,7 @@ class _Search:
             room_bytes: for the buffer.
         """
         self._rewriting = step.rewriting
+        self._has_workspaces = step.choices > 0
         self._deadline = time.monotonic() + step.seconds
         self._make = make
         self._recomputable = recomputable
@@ -333,6 +336,7 @@ class _Search:
         recomputed = replace(
             candidate.recomputed,
             saved_bytes=saved_bytes,
+            with_workspaces=self._has_workspaces,
             extra_seconds=candidate.recomputed.extra_seconds + self._rewritten_seconds,
             step_seconds=self._step_seconds,
         )
