@@ -34,6 +34,7 @@ from olla_fx.rewriting import Candidate, Rewriting
 from olla_fx.sharing import choose_sharing
 from olla_fx.step_plan import Plan
 from olla_fx.workspaces import workspaces_of
+from olla_solvers.effort.pace import Pace
 from olla_solvers.recomputation.bounds import LowerBound
 from olla_solvers.recomputation.least_time import WithinBudget, curve, least_time
 
@@ -55,7 +56,10 @@ SMALLER_PEAKS = 4
 """Peaks below the lowest that was found at once, for which it searches."""
 
 LONGEST_SECONDS = 10.0
-"""What a longer search may take by the clock, each time."""
+"""What a longer search may take, each time: by the clock, unless others use the processor, too."""
+
+SLOWEST = 4.0
+"""Times as long by the clock that it may take then."""
 
 MOST_CHOICES = 3
 """How often the choice is made again after recorded runs."""
@@ -201,6 +205,7 @@ class _Search:
         self._rewriting = step.rewriting
         self._has_workspaces = step.choices > 0
         self._deadline = time.monotonic() + step.seconds
+        self._pace = Pace()
         self._make = make
         self._recomputable = recomputable
         self._problems = recomputable.orders()
@@ -279,7 +284,8 @@ class _Search:
         answer = self._first if is_first else self._quick_answer(target_bytes, deadline)
         if answer.is_met:
             return answer
-        deadline = min(deadline, time.monotonic() + LONGEST_SECONDS)
+        longest_seconds = self._pace.by_the_clock(LONGEST_SECONDS, most=SLOWEST)
+        deadline = min(deadline, time.monotonic() + longest_seconds)
         if self._low is None:
             self._low = self._low_answers(deadline)
         low = min(self._low, key=lambda found: found.recomputation.peak_bytes)
