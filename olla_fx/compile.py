@@ -51,11 +51,15 @@ logger = logging.getLogger(__name__)
 SHARE_OF_CHOICE = 0.05
 """Of the user's time limit, what each order may take by which rewrites are chosen."""
 
-SHARE_OF_BUDGET = 0.3
-"""Of the user's time limit, what the choice of what a memory budget needs may take."""
+SHARE_OF_BUDGET = 0.5
+"""Beside the user's time limit, as a share of it, what the choice of what a memory budget needs may take."""
 
-LEAST_OF_BUDGET = 2.0
-"""Seconds that it may take in any case: a step that does not fit for want of time is an error, too."""
+LEAST_OF_BUDGET = 5.0
+"""Seconds that it may take in any case, so that integer programs have time to begin: a step that does not fit
+for want of time is an error, too."""
+
+PLANS_OF_BUDGET = 2
+"""Plans with repetitions for which the plan without leaves time, each as much as it may take itself."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,8 @@ def _compile_step(request: CompileRequest, progress: Progress) -> tuple[Compiled
         captured = capture(request.step)
     limit = request.limit or TimeLimit(request.step.options.time_limit, plans=0)
     limit.expect(1 if captured.update is None else 2)
+    if request.budget_of(captured.mode) is not None:
+        limit.expect(PLANS_OF_BUDGET)
     request = replace(request, limit=limit)
     # First the update, which is settled at once as a rule: what it leaves of the limit is the step's.
     update = None
@@ -235,6 +241,7 @@ def _plan_captured(
                     options.solver,
                 )
                 candidate, plan = plan_within(budgeted, make, candidates)
+                budgeted = replace(budgeted, is_missed=not fits(plan))
             seconds["budget"] -= sum(plan.memory.timings.values())
         else:
             plan = make(candidate)
@@ -251,6 +258,10 @@ def _planned_again(
     enough_bytes = 0
     if told.memory_budget_bytes is not None:
         enough_bytes = max(0, told.memory_budget_bytes - told.needed_bytes + told.buffer_bytes)
+    is_first = earlier.budgeted is not None and earlier.budgeted.choices == 0
+    if is_first and request.limit is not None:
+        # This one, the one without repetitions, and those with.
+        request.limit.expect(1 + PLANS_OF_BUDGET)
     plan = make(before, enough_bytes, request.problem)
     plan = replace(plan, refused=told.refused, budget=told.budget)
     budgeted = earlier.budgeted
@@ -259,11 +270,12 @@ def _planned_again(
     if budgeted.chooses_again(plan):
         budgeted = budgeted.knowing(earlier.dataflow, plan)
         candidate, again = plan_within(budgeted, make)
+        budgeted = replace(budgeted, is_missed=not fits(again))
         again = replace(again, refused=told.refused)
         plan = replace(plan, budget=again.budget)
         if is_same_graph(candidate.dataflow, before.dataflow):
             plan = replace(plan, recomputed=again.recomputed)
-        elif fits(again) or not fits(plan):
+        elif fits(again) or again.needed_bytes < plan.needed_bytes:
             return candidate, again, budgeted
     if not fits(plan):
         _warn_about_budget(budget_error(plan, before.dataflow, request.step.mode))

@@ -6,6 +6,7 @@ may not copy.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -186,10 +187,17 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
     if not isinstance(node.target, torch_compat.OpOverload):
         return []
     written: list[fx.Node] = []
-    for argument, given in given_arguments(node):
-        if is_written(argument):
-            written.extend(leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, fx.Node))
+    for position, name in _written_positions(node.target):
+        given = node.args[position] if position < len(node.args) else node.kwargs.get(name)
+        written.extend(leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, fx.Node))
     return written
+
+
+@functools.cache
+def _written_positions(target: torch_compat.OpOverload) -> tuple[tuple[int, str], ...]:
+    """Return the places and names of the arguments that an operator writes to."""
+    arguments = enumerate(schema_of(target).arguments)
+    return tuple((position, argument.name) for position, argument in arguments if is_written(argument))
 
 
 def draws_random_numbers(node: fx.Node) -> bool:

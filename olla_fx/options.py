@@ -11,7 +11,7 @@ from typing import Any
 
 from olla_fx.memory_budget import MemoryBudget
 from olla_fx.rewrites import REWRITES
-from olla_solvers.errors import OptionError
+from olla_solvers.errors import OptionError, SolverUnavailableError
 from olla_solvers.ilp import backends
 
 RECOMPUTE = 0.01
@@ -27,8 +27,8 @@ class Options:
             run), or ``none``.
         time_limit: seconds of ordering and placing, to go on to a proof: one limit for all plans that a call
             makes (``optimize``, ``plan``, a call of the step, a backward). Capturing is not counted; it takes
-            the same time whatever the limit. Nor is choosing what a memory budget needs, which has three
-            tenths of it, or two seconds if that is more. None: each plan for as long as enough can still be
+            the same time whatever the limit. Nor is choosing what a memory budget needs, which has half as
+            long, or five seconds if that is more. None: each plan for as long as enough can still be
             gained, at most about 9 s of processor time.
         return_outputs: of a whole training step: return ``(loss, outputs)`` instead of the loss.
         accumulation_steps: of a whole training step: cut the batch along its first dimension into so many
@@ -66,7 +66,8 @@ class Options:
 
     Raises:
         OptionError: if a value makes no sense.
-        SolverUnavailableError: if the solver is unknown or not installed.
+        SolverUnavailableError: if the solver is unknown or not installed, or its licence is too small for
+            steps with a memory budget.
     """
 
     solver: str = "auto"
@@ -119,6 +120,12 @@ class Options:
             )
         if self.memory_budget_includes is not None and self.memory_budget is None:
             raise OptionError("memory_budget_includes says what counts in memory_budget, which is not given")
+        if self.budget is not None and self.solver == "gurobi" and not backends.takes_any_size(self.solver):
+            raise SolverUnavailableError(
+                "memory_budget with solver='gurobi' needs a Gurobi licence for any size of model: steps "
+                "that compute again are larger than what the one that comes with pip takes "
+                f"({backends.FREE_GUROBI_SIZE:,} variables). Give solver='highs' or 'cbc', or install one"
+            )
 
     @property
     def budget(self) -> MemoryBudget | None:

@@ -40,6 +40,7 @@ class Recomputed:
         step_seconds: the time of the step without them.
         costs: where the seconds come from, in words.
         saved_bytes: how much lower the peak is.
+        with_workspaces: True if kernels' workspaces were known when both peaks were planned.
         measured_extra_time: what the repetitions took of a run in the buffer, as a share of what all other
             operators took in it; None before that run, and where none was timed.
     """
@@ -50,6 +51,7 @@ class Recomputed:
     step_seconds: float = 0.0
     costs: str = ""
     saved_bytes: int = 0
+    with_workspaces: bool = False
     measured_extra_time: float | None = None
 
     @property
@@ -61,7 +63,9 @@ class Recomputed:
         """Return rows of a plan's report: a name and a figure with its unit."""
         if not self.operators:
             return []
-        lower = f"peak {format_bytes(self.saved_bytes)} lower, workspaces apart"
+        lower = f"peak {format_bytes(self.saved_bytes)} lower"
+        if not self.with_workspaces:
+            lower = f"{lower}, workspaces apart"
         rows = [
             ("recomputed in backward", f"{self.operators:,} operators, {lower}"),
             ("extra time for it, predicted", f"{self.extra_time:.2%} of the step ({self.costs})"),
@@ -136,8 +140,12 @@ class BudgetTerms:
             return [*rows, ("recomputed for it", "nothing, the step fits")]
         rows.append(("needed without recomputation", format_bytes(self.plain_bytes)))
         if needed_bytes <= self.budget_bytes:
-            rows.append(("extra time within it, proven", f"at least {self.least_extra_time:.2%} of the step"))
-        return rows
+            told = "extra time within it, proven", f"at least {self.least_extra_time:.2%} of the step"
+        else:
+            missing = format_bytes(needed_bytes - self.budget_bytes)
+            least = f"any plan needs at least {format_bytes(self.least_bytes)}"
+            told = "memory budget kept", f"no: {missing} are missing; proven is that {least}"
+        return [*rows, told]
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary; the constructor takes it."""

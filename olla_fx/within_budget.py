@@ -34,6 +34,7 @@ from olla_fx.rewriting import Candidate, Rewriting
 from olla_fx.sharing import choose_sharing
 from olla_fx.step_plan import Plan
 from olla_fx.workspaces import workspaces_of
+from olla_solvers.effort.pace import Pace
 from olla_solvers.recomputation.bounds import LowerBound
 from olla_solvers.recomputation.least_time import WithinBudget, curve, least_time
 
@@ -55,7 +56,10 @@ SMALLER_PEAKS = 4
 """Peaks below the lowest that was found at once, for which it searches."""
 
 LONGEST_SECONDS = 10.0
-"""What a longer search may take by the clock, each time."""
+"""What a longer search may take, each time: by the clock, unless others use the processor, too."""
+
+SLOWEST = 4.0
+"""Times as long by the clock that it may take then."""
 
 MOST_CHOICES = 3
 """How often the choice is made again after recorded runs."""
@@ -78,6 +82,7 @@ class BudgetedStep:
         profile: of a device that is not there, whose time counts; None for the one that the step is for.
         solver: for integer programs; see :func:`olla_solvers.recomputation.least_time.least_time`.
         choices: how often the choice was made again since a run was recorded.
+        is_missed: True if the last choice has found no plan within the budget.
     """
 
     rewriting: Rewriting
@@ -88,6 +93,7 @@ class BudgetedStep:
     profile: DeviceProfile | None = None
     solver: str = "auto"
     choices: int = 0
+    is_missed: bool = False
 
     def knowing(self, dataflow: Dataflow, plan: Plan) -> BudgetedStep:
         """Return the step with the workspaces that a recorded run has shown, to choose again.
@@ -115,8 +121,8 @@ class BudgetedStep:
         """
         if self.choices == 0:
             return True
-        is_open = plan.budget is None or not plan.budget.is_impossible
-        return is_open and self.choices < MOST_CHOICES and not fits(plan)
+        # Where nothing was found, nothing will be for the workspaces of more kinds of operators.
+        return not self.is_missed and self.choices < MOST_CHOICES and not fits(plan)
 
 
 def fits(plan: Plan) -> bool:
@@ -197,7 +203,9 @@ class _Search:
             room_bytes: for the buffer.
         """
         self._rewriting = step.rewriting
+        self._has_workspaces = step.choices > 0
         self._deadline = time.monotonic() + step.seconds
+        self._pace = Pace()
         self._make = make
         self._recomputable = recomputable
         self._problems = recomputable.orders()
@@ -276,7 +284,8 @@ class _Search:
         answer = self._first if is_first else self._quick_answer(target_bytes, deadline)
         if answer.is_met:
             return answer
-        deadline = min(deadline, time.monotonic() + LONGEST_SECONDS)
+        longest_seconds = self._pace.by_the_clock(LONGEST_SECONDS, most=SLOWEST)
+        deadline = min(deadline, time.monotonic() + longest_seconds)
         if self._low is None:
             self._low = self._low_answers(deadline)
         low = min(self._low, key=lambda found: found.recomputation.peak_bytes)
@@ -333,6 +342,7 @@ class _Search:
         recomputed = replace(
             candidate.recomputed,
             saved_bytes=saved_bytes,
+            with_workspaces=self._has_workspaces,
             extra_seconds=candidate.recomputed.extra_seconds + self._rewritten_seconds,
             step_seconds=self._step_seconds,
         )

@@ -64,6 +64,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "backward computes again what that takes",
     )
     command.add_argument(
+        "--memory-budget-includes",
+        choices=["static"],
+        metavar="WHAT",
+        help="static: parameters, state and inputs count in the budget, too",
+    )
+    command.add_argument(
         "--device-profile",
         choices=PROFILES,
         metavar="NAME",
@@ -111,6 +117,7 @@ def run(parsed: argparse.Namespace) -> None:
         rewrites=_rewrites(parsed.rewrites),
         recompute=parsed.recompute,
         memory_budget=parsed.memory_budget,
+        memory_budget_includes=parsed.memory_budget_includes,
         device_profile=parsed.device_profile,
         loss_chunks=parsed.loss_chunks,
     )

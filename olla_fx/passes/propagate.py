@@ -6,6 +6,7 @@ which tensors share a storage: :func:`follow_storages` runs only what makes view
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Sequence
 from typing import Any, cast
@@ -100,11 +101,15 @@ def _lies_in_argument(node: fx.Node) -> bool:
 
 def _returns_written(node: fx.Node) -> bool:
     """Return True if each of an operator's results is an argument that it writes to."""
-    if not isinstance(node.target, OpOverload):
-        return False
-    aliases = [result.alias_info for result in schema_of(node.target).returns]
-    all_written = all(alias is not None and alias.is_write for alias in aliases)
-    return all_written and 0 < len(aliases) == len(written_arguments(node))
+    results = _written_results(node.target) if isinstance(node.target, OpOverload) else 0
+    return 0 < results == len(written_arguments(node))
+
+
+@functools.cache
+def _written_results(target: OpOverload) -> int:
+    """Return the number of an operator's results if each is an argument that it writes to, else 0."""
+    aliases = [result.alias_info for result in schema_of(target).returns]
+    return len(aliases) if all(alias is not None and alias.is_write for alias in aliases) else 0
 
 
 def _as_fake(constant: Any, fake_mode: Any) -> Any:

@@ -86,22 +86,27 @@ class Region:
         """Return True if the two may have a byte in common; False only if they surely have none."""
         if self.storage != other.storage:
             return False
-        everything = 1 + max(
-            region.offset_bytes + sum((size - 1) * stride for size, stride in region.extents)
-            for region in (self, other)
-        )
+        if (self.offset_bytes, self.extents) == (other.offset_bytes, other.extents):
+            return True
+        if not self.varying and not other.varying and self._lies_apart_from(other):
+            return False
         rows = {
             stride
             for region in (self, other)
             for index, (_, stride) in enumerate(region.extents)
             if stride > 1 and not any((at, kind) == (index, 1) for at, kind, _ in region.varying)
         }
-        whole = () if self.varying or other.varying else (everything,)
-        for row_bytes in (*whole, *sorted(rows)):
+        for row_bytes in sorted(rows):
             left, right = self.columns(row_bytes), other.columns(row_bytes)
             if left and right and (left[1] <= right[0] or right[1] <= left[0]):
                 return False
         return True
+
+    def _lies_apart_from(self, other: Region) -> bool:
+        """Return True if one of the two begins behind the other's last byte."""
+        first, second = (self, other) if self.offset_bytes <= other.offset_bytes else (other, self)
+        last_bytes = first.offset_bytes + sum((size - 1) * stride for size, stride in first.extents)
+        return last_bytes < second.offset_bytes
 
 
 def has_known_elements(value: object) -> TypeGuard[torch.Tensor]:
@@ -115,29 +120,36 @@ class Regions:
     def __init__(self, graph: fx.Graph) -> None:
         """Read them off the fake values of a propagated graph."""
         self._moved: dict[int, tuple[int, int, tuple[tuple[int, int, Size], ...]]] = {}
-        self._nodes: dict[int, list[fx.Node]] = {}
+        self._known: dict[fx.Node, tuple[object, list[Region]]] = {}
+        self._nodes: dict[int, dict[Region, list[fx.Node]]] = {}
+        self._operators: dict[fx.Node, bool] = {}
         self._kept: set[int] = set()
         self.position: dict[fx.Node, int] = {}
         for index, node in enumerate(graph.nodes):
-            self.position[node] = index
-            for storage in {region.storage for region in self.of(node)}:
-                self._nodes.setdefault(storage, []).append(node)
-                if node.op in ("placeholder", "get_attr"):
-                    self._kept.add(storage)
+            self._note(node, index)
+            if node.op in ("placeholder", "get_attr"):
+                self._kept.update(region.storage for region in self.of(node))
         self.keep(graph.output_node().all_input_nodes)
+
+    def _note(self, node: fx.Node, position: int) -> None:
+        self.position[node] = position
+        for region in self.of(node):
+            self._nodes.setdefault(region.storage, {}).setdefault(region, []).append(node)
 
     def of(self, node: fx.Node) -> list[Region]:
         """Return the regions of a node's tensors, each in its present storage.
 
         Empty tensors have none, nor have those of unknown size, which the dataflow refuses.
         """
-        leaves = pytree.tree_leaves(node.meta.get("val"))
-        layouts = node.meta.get(LAYOUTS) or [None] * len(leaves)
-        return [
-            self._present(Region.of(leaf, layout))
-            for leaf, layout in zip(leaves, layouts, strict=False)
-            if has_known_elements(leaf)
-        ]
+        value = node.meta.get("val")
+        known, regions = self._known.get(node, (None, []))
+        is_known = known is value and value is not None
+        if not is_known:
+            regions = _regions_of(node)
+        if not is_known or any(region.storage in self._moved for region in regions):
+            regions = [self._present(region) for region in regions]
+            self._known[node] = value, regions
+        return regions
 
     def _present(self, region: Region) -> Region:
         while region.storage in self._moved:
@@ -160,22 +172,41 @@ class Regions:
         """Return the operators that read or write a byte of a region, through any view of it."""
         return {
             user
-            for node in self._nodes.get(region.storage, ())
-            if any(part.overlaps(region) for part in self.of(node))
+            for part, nodes in self._nodes.get(region.storage, {}).items()
+            if part.overlaps(region)
+            for node in nodes
             for user in node.users
-            if not is_free(user)
+            if self._is_operator(user)
         }
+
+    def _is_operator(self, node: fx.Node) -> bool:
+        known = self._operators.get(node)
+        if known is None:
+            known = self._operators[node] = not is_free(node)
+        return known
 
     def move(self, node: fx.Node, target: fx.Node) -> None:
         """Note that a node's one tensor now lies where ``target``'s does; both have the same strides."""
         (source,), (place,) = self.of(node), self.of(target)
         varying = tuple(number for region in (source, place) for number in region.varying if number[0] == 0)
         self._moved[source.storage] = place.storage, place.offset_bytes - source.offset_bytes, varying
-        self._nodes.setdefault(place.storage, []).extend(self._nodes.pop(source.storage))
+        there = self._nodes.setdefault(place.storage, {})
+        for region, nodes in self._nodes.pop(source.storage).items():
+            there.setdefault(self._present(region), []).extend(nodes)
 
     def add(self, node: fx.Node, value: torch.Tensor, position: int) -> None:
         """Note a node with a value that others, its views, may share already."""
-        node.meta["val"] = value
-        self.position[node] = position
         for region in self.of(node):
-            self._nodes.setdefault(region.storage, []).append(node)
+            self._nodes[region.storage][region].remove(node)
+        node.meta["val"] = value
+        self._note(node, position)
+
+
+def _regions_of(node: fx.Node) -> list[Region]:
+    leaves = pytree.tree_leaves(node.meta.get("val"))
+    layouts = node.meta.get(LAYOUTS) or [None] * len(leaves)
+    return [
+        Region.of(leaf, layout)
+        for leaf, layout in zip(leaves, layouts, strict=False)
+        if has_known_elements(leaf)
+    ]

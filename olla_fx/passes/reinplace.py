@@ -101,19 +101,16 @@ def fits_over(node: fx.Node, target: fx.Node, regions: Regions) -> bool:
 
     Others may still need the argument.
     """
-    if target not in overwritable_arguments(node):
+    if regions.is_kept(node) or regions.is_kept(target) or target not in overwritable_arguments(node):
         return False
-    if not _same_layout(node, target) or not _arguments_agree(node, target):
-        return False
-    return not regions.is_kept(node) and not regions.is_kept(target)
+    return _same_layout(node, target) and _arguments_agree(node, target)
 
 
 def _may_share(node: fx.Node, target: fx.Node, regions: Regions, ancestors: Mapping[fx.Node, int]) -> bool:
-    if not may_overwrite(node, target, regions):
+    readers = _readers_if_overwritten(node, target, regions)
+    if readers is None:
         return False
-    (region,) = regions.of(target)
-    readers = regions.readers(region) - {node}
-    return all(ancestors[node] >> regions.position[reader] & 1 for reader in readers)
+    return all(ancestors[node] >> regions.position[reader] & 1 for reader in readers - {node})
 
 
 def _same_layout(node: fx.Node, target: fx.Node) -> bool:
@@ -159,12 +156,19 @@ def may_overwrite(node: fx.Node, target: fx.Node, regions: Regions, until: fx.No
     That is so if nobody reads the old value later, except ``until``, and the node itself reads it in no
     other way.
     """
+    return _readers_if_overwritten(node, target, regions, until) is not None
+
+
+def _readers_if_overwritten(
+    node: fx.Node, target: fx.Node, regions: Regions, until: fx.Node | None = None
+) -> set[fx.Node] | None:
+    """Return who reads ``target``, but ``until``, if :func:`may_overwrite`; None if not."""
     if regions.is_kept(target):
-        return False
+        return None
     (region,) = regions.of(target)
     readers = regions.readers(region) - {until}
     if any(regions.position[reader] > regions.position[node] for reader in readers):
-        return False
+        return None
     overlapping = [
         argument_region
         for leaf in pytree.tree_leaves((node.args, node.kwargs))
@@ -172,7 +176,8 @@ def may_overwrite(node: fx.Node, target: fx.Node, regions: Regions, until: fx.No
         for argument_region in regions.of(leaf)
         if argument_region.overlaps(region)
     ]
-    return all(may_write_over(node.target) and other == region for other in overlapping)
+    may_write = all(may_write_over(node.target) and other == region for other in overlapping)
+    return readers if may_write else None
 
 
 def _reinplace_copy(copy: fx.Node, regions: Regions) -> bool:

@@ -11,10 +11,15 @@ from torch import nn
 import olla_fx
 from olla_fx import compile as pipeline
 from olla_fx.time_limit import TimeLimit
+from olla_solvers.effort import apart
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.problem import Problem
+from olla_solvers.recomputation import least_time
+from olla_solvers.recomputation.bounds import LowerBound
+from olla_solvers.recomputation.residency import Proposals
 from tests.olla_fx.helpers import MOMENTUM, SmallNet, images
 from tests.olla_fx.run.whole_step.clipped import ClippedStep
+from tests.olla_fx.test_within_budget import batches, network
 
 LIMIT = 1000.0
 
@@ -127,6 +132,41 @@ def test_a_backward_has_a_limit_of_its_own(planner: Planner) -> None:
     assert planner.taken() == []
     answer.sum().backward()
     assert planner.taken() == [LIMIT]
+
+
+def within_budget(**options: object) -> tuple[olla_fx.PlannedModule, list[torch.Tensor]]:
+    model = network()
+    example = batches(1)[0]
+    options = {"memory_budget": 0.7, "loss_fn": nn.functional.cross_entropy, **options}
+    return olla_fx.optimize(model, example, optimizer=MOMENTUM(model.parameters()), **options), list(example)
+
+
+def test_a_plan_without_repetitions_leaves_time_for_those_with(planner: Planner) -> None:
+    step, example = within_budget(time_limit=LIMIT)
+    without, first, *others = planner.taken()
+    assert (without, first) == (pytest.approx(LIMIT / 3), pytest.approx(LIMIT / 3))
+    assert sum(others) <= LIMIT / 3 + 1
+    step(*example)
+    again, without, first, *_ = planner.taken()
+    assert again == without == first == pytest.approx(LIMIT / 4)
+
+
+def test_a_short_limit_leaves_time_for_what_a_budget_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs for it run in a process, which takes a while to begin."""
+    seconds = []
+
+    def propose(
+        problems: object, bound: LowerBound, solver: str, *, by_the_clock: float, **_: object
+    ) -> Proposals:
+        seconds.append(by_the_clock)
+        return Proposals(bound)
+
+    monkeypatch.setattr(least_time, "propose", propose)
+    olla_fx.plan(
+        network(depth=12), batches(1)[0][0], memory_budget=0.7, time_limit=1, solver="highs", baseline=False,
+        device_profile="a100",
+    )  # fmt: skip
+    assert seconds[0] > apart.LEAST_SECONDS
 
 
 def test_a_limit_of_zero_still_plans_everything() -> None:

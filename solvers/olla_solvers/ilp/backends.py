@@ -22,7 +22,7 @@ from typing import Any
 from olla_solvers.effort.apart import run_module
 from olla_solvers.errors import OptionError, SolverUnavailableError
 from olla_solvers.ilp import solver_process
-from olla_solvers.ilp.model import LinearModel
+from olla_solvers.ilp.model import Expression, LinearModel
 from olla_solvers.plan import SolverStatus
 
 SOLVERS = ("gurobi", "highs", "cbc")
@@ -97,6 +97,26 @@ def may_take(solver: str, columns: int, rows: int) -> bool:
     licence = os.environ.get("GRB_LICENSE_FILE")
     places = [Path(licence)] if licence else [Path.home() / "gurobi.lic", Path("/opt/gurobi/gurobi.lic")]
     return any(place.is_file() for place in places)
+
+
+@cache
+def takes_any_size(solver: str) -> bool:
+    """Return True if a solver takes a model that is larger than what a licence without cost allows.
+
+    Where licences may lie only the solver knows, so it is asked once, with such a model.
+
+    Args:
+        solver: one of :data:`SOLVERS`, installed.
+    """
+    if solver != "gurobi":
+        return True
+    model = LinearModel()
+    columns = [model.binary() for _ in range(FREE_GUROBI_SIZE + 1)]
+    model.require(Expression((column, 1) for column in columns), ">=", 1)
+    try:
+        return solve(model, solver).outcome is Outcome.OPTIMAL
+    except SolverUnavailableError:
+        return False
 
 
 def require(solver: str) -> None:

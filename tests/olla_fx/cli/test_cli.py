@@ -111,6 +111,10 @@ def test_a_memory_budget(tmp_path: Path, factory_file: Path, capsys: pytest.Capt
     assert planned["needed_bytes"] <= planned["memory_budget_bytes"] == 40 << 20
     assert 0 < planned["extra_time_bound"] <= planned["extra_time"]
     assert "memory budget for buffer, outputs" in capsys.readouterr().out
+    static = plan_json(
+        tmp_path, *model, *device, "--memory-budget", "1GiB", "--memory-budget-includes", "static"
+    )
+    assert static["needed_bytes"] == static["total_bytes"] > planned["needed_bytes"]
     impossible = ["plan", "--model", f"{factory_file}:mlp", "--no-baseline", "--memory-budget", "64 B"]
     assert cli.main(impossible) == 3
     assert "no plan within the memory budget of 64 B was found" in capsys.readouterr().err

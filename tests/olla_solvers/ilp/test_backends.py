@@ -136,6 +136,19 @@ def test_licence_is_apart_from_installation(monkeypatch: pytest.MonkeyPatch, tmp
     assert backends.may_take("gurobi", 2001, 10)
 
 
+@pytest.mark.parametrize("takes", [True, False])
+def test_gurobi_is_asked_what_its_licence_takes(takes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def solve(model: LinearModel, solver: str) -> Solution:
+        assert len(model.lower) > backends.FREE_GUROBI_SIZE
+        if not takes:
+            raise SolverUnavailableError("too large")
+        return Solution(Outcome.OPTIMAL, None, None, None, 0.0, "")
+
+    monkeypatch.setattr(backends, "solve", solve)
+    assert backends.takes_any_size.__wrapped__("gurobi") is takes
+    assert backends.takes_any_size.__wrapped__("highs")
+
+
 def test_the_process_is_ended_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "_own_limit", lambda limit: None)
     start = time.monotonic()
