@@ -48,21 +48,25 @@ class Search:
         pool: the best found so far.
     """
 
-    def __init__(self, instance: Instance, deadline: float, *, is_compiled: bool = False) -> None:
+    def __init__(self, instance: Instance, deadline: float) -> None:
         """Start with the order without repetitions.
 
         Args:
             instance: the order.
             deadline: to stop at.
-            is_compiled: whether to have numba compile walks and annealing.
         """
-        self.evaluator = Evaluator(instance, deadline, is_compiled=is_compiled)
-        self._is_compiled = is_compiled
+        self.evaluator = Evaluator(instance, deadline)
+        self._is_compiled = False
         self.pool = Pool()
         self._instance = instance
         self._deadline = deadline
         self._greedy = Greedy(self.evaluator)
         self.plain = self.try_states(plain_states(instance))
+
+    def compile(self) -> None:
+        """Have numba compile walks and annealing from now on."""
+        self.evaluator.compile()
+        self._is_compiled = True
 
     def try_states(self, states: States) -> Found:
         """Evaluate states, and keep them if they are best at some budget.
