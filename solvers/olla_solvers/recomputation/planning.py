@@ -17,6 +17,7 @@ from olla_solvers.effort.deadline import DeadlinePassedError
 from olla_solvers.problem import Bytes, OperatorIndex
 from olla_solvers.recomputation import compiled
 from olla_solvers.recomputation.bounds import Bounds, LowerBound
+from olla_solvers.recomputation.cuts import Cut
 from olla_solvers.recomputation.instance import prepare
 from olla_solvers.recomputation.pool import Found
 from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem, Seconds
@@ -35,14 +36,14 @@ SHARE_OF_STARTS, SHARE_OF_ANNEALING = 0.3, 0.3
 SHARE_OF_PROPOSALS = 0.3
 """Walks on top of these that are for what integer programs propose, as a share of them."""
 
-WORTH_COMPILING = 1_000_000
+WORTH_COMPILING = 400_000
 """Operators that walks must pass together for them to be compiled, if numba is installed."""
 
-FASTER = 50
-"""Times as many walks are made in annealing then."""
+MOST_COMPILED_STEPS, LEAST_COMPILED_WALKS = 10_000_000, 1_000
+"""The same as above for compiled walks, of which annealing has as many again."""
 
-LEAST_COMPILED_WALKS = 240
-"""Walks that are then made on steps of any length."""
+NEARLY = 1.05
+"""Times the budget: states within it say what an order promises."""
 
 PROGRAMS_SECONDS = 1.0
 """Of processor time, for integer programs of one budget at the usual effort."""
@@ -122,7 +123,7 @@ class Planner:
         self._solver = solver
         self._may_compile = may_compile
         self._searches = [Search(instance, deadline) for instance in self._instances]
-        self._is_started = False
+        self._is_started = self._is_compiled = False
 
     @property
     def units(self) -> int:
@@ -132,7 +133,7 @@ class Planner:
     @property
     def is_worth_compiling(self) -> bool:
         """True if the walks would take longer in plain Python than compiled code takes to load."""
-        return self._effort * self._usual_walks(LEAST_WALKS) * self._operators >= WORTH_COMPILING
+        return self._usual_walks(is_compiled=False) * self._operators >= WORTH_COMPILING
 
     def is_met_without(self, budget_bytes: Bytes) -> bool:
         """Return True if an order is within a budget without any repetition."""
@@ -165,28 +166,45 @@ class Planner:
                 self._add([proposal for proposal in proposals if proposal.order == order])
                 if proposals:
                     search.meet(budget_bytes, round(SHARE_OF_PROPOSALS * self._walks))
-                if not self._is_settled(budget_bytes):
-                    search.improve(budget_bytes, self._tries, self._seed)
+            if not self._is_settled(budget_bytes):
+                self._improve(budget_bytes)
         except DeadlinePassedError:
             return
+
+    def _improve(self, budget_bytes: Bytes) -> None:
+        """Go on with the order that promises most, and anneal the best states."""
+        if self._is_compiled:
+            # It may take what all orders together have taken, once more.
+            search = self._best_search(round(NEARLY * budget_bytes))
+            search.meet(budget_bytes, len(self._searches) * self._walks)
+        self._best_search(budget_bytes).improve(budget_bytes, self._tries, self._seed)
 
     def _start(self) -> None:
         """Find where the searches begin, once for all budgets."""
         if self._is_started:
             return
         self._is_started = True
-        is_compiled = self._may_compile and self.is_worth_compiling and compiled.is_ready(self._deadline)
+        is_wanted = self._may_compile and self.is_worth_compiling
+        self._is_compiled = is_compiled = is_wanted and compiled.is_ready(self._deadline)
         if is_compiled:
             for search in self._searches:
                 search.compile()
-        usual = self._usual_walks(LEAST_COMPILED_WALKS if is_compiled else LEAST_WALKS)
-        self._walks = round(self._effort * usual) // len(self._searches)
-        self._tries = round(SHARE_OF_ANNEALING * self._walks) * (FASTER if is_compiled else 1)
-        for search in self._searches:
-            search.find_starts(round(SHARE_OF_STARTS * self._walks))
+        walks = round(self._effort * self._usual_walks(is_compiled=is_compiled))
+        self._walks = walks // len(self._searches)
+        self._tries = round(SHARE_OF_ANNEALING * walks)
+        if is_compiled:
+            self._tries = round(self._effort * MOST_COMPILED_STEPS) // self._operators
+        corners: list[Cut] = []
+        for instance, search in zip(self._instances, self._searches, strict=True):
+            if not corners or instance.units.arrays != self._instances[0].units.arrays:
+                corners = search.corners()
+            search.find_starts(corners, round(SHARE_OF_STARTS * self._walks))
 
-    def _usual_walks(self, least: int) -> int:
-        return max(least, min(MOST_STEPS // self._operators, WALKS_A_UNIT * self._units))
+    def _usual_walks(self, *, is_compiled: bool) -> int:
+        most, least = (
+            (MOST_COMPILED_STEPS, LEAST_COMPILED_WALKS) if is_compiled else (MOST_STEPS, LEAST_WALKS)
+        )
+        return max(least, min(most // self._operators, WALKS_A_UNIT * self._units))
 
     def _is_settled(self, budget_bytes: Bytes) -> bool:
         """Return True if states within a budget are as fast as is proven."""
@@ -213,16 +231,19 @@ class Planner:
 
     def answer(self, budget_bytes: Bytes) -> WithinBudget:
         """Return the fastest of all searches, or the lowest."""
-        search, found = self._fastest(budget_bytes)
-        if found is None:
-            search = min(self._searches, key=lambda each: each.pool.lowest.peak_bytes)
-            found = search.pool.lowest
+        search = self._best_search(budget_bytes)
+        found = search.pool.fastest(budget_bytes) or search.pool.lowest
         evaluator = search.evaluator
         recomputation = evaluator.recomputation(found.states)
         resident = evaluator.trace.timestep_bytes[: len(recomputation.executions)]
         at = max(range(len(resident)), key=resident.__getitem__, default=0)
         largest = recomputation.executions[at].operator if resident else 0
         return WithinBudget(budget_bytes, recomputation, self._bound(budget_bytes), largest)
+
+    def _best_search(self, budget_bytes: Bytes) -> Search:
+        """Return the search with the fastest states, or the lowest if there are none within the budget."""
+        search, found = self._fastest(budget_bytes)
+        return search if found else min(self._searches, key=lambda each: each.pool.lowest.peak_bytes)
 
     def _bound(self, budget_bytes: Bytes) -> LowerBound:
         if budget_bytes not in self._proven:

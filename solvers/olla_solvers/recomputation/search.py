@@ -19,7 +19,7 @@ from olla_solvers.effort.deadline import check_time
 from olla_solvers.problem import Bytes
 from olla_solvers.recomputation.anneal import anneal
 from olla_solvers.recomputation.compiled import compiled_anneal
-from olla_solvers.recomputation.cuts import Cuts, choice_of_units
+from olla_solvers.recomputation.cuts import Cut, Cuts, choice_of_units
 from olla_solvers.recomputation.evaluate import Evaluator, States, plain_states, states_of
 from olla_solvers.recomputation.greedy import Greedy, prune
 from olla_solvers.recomputation.grid import segmented
@@ -78,15 +78,20 @@ class Search:
         self.pool.add(found)
         return found
 
-    def find_starts(self, most_walks: int) -> None:
+    def corners(self) -> list[Cut]:
+        """Return corners of the curve of minimum cuts, which are the same for all orders of equal units."""
+        return Cuts(choice_of_units(self._instance), self._deadline).curve(MOST_CORNERS)
+
+    def find_starts(self, curve: Sequence[Cut], most_walks: int) -> None:
         """Fill the pool with corners of the curve and segments.
 
         Args:
+            curve: its corners.
             most_walks: after which no more are tried.
         """
         last_walk = self.evaluator.walks + most_walks
         corners = []
-        for corner in Cuts(choice_of_units(self._instance), self._deadline).curve(MOST_CORNERS):
+        for corner in curve:
             states = states_of(self._instance, corner.repeated)
             corners.append(states)
             self.try_states(states)
