@@ -25,7 +25,7 @@ from olla_solvers.recomputation.greedy import Greedy, prune
 from olla_solvers.recomputation.grid import segmented
 from olla_solvers.recomputation.instance import Instance
 from olla_solvers.recomputation.pool import Found, Pool
-from olla_solvers.recomputation.walk import MOST_MOMENTS, ONCE
+from olla_solvers.recomputation.walk import ALWAYS, MOST_MOMENTS, OFTEN, ONCE
 
 MOST_CORNERS = 49
 """Corners of the curve that are starts."""
@@ -90,12 +90,12 @@ class Search:
             most_walks: after which no more are tried.
         """
         last_walk = self.evaluator.walks + most_walks
-        corners = []
+        corners, units = [], len(self.plain.states)
         for corner in curve:
             states = states_of(self._instance, corner.repeated)
             corners.append(states)
             self.try_states(states)
-        for dropped in ([ONCE] * len(self.plain.states), *_spread(corners)):
+        for dropped in ([ONCE] * units, [OFTEN] * units, [ALWAYS] * units, *_spread(corners)):
             for states in segmented(self._instance, dropped):
                 if self.evaluator.walks >= last_walk:
                     return
