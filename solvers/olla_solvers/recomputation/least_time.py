@@ -91,16 +91,16 @@ def curve(
     if not given:
         raise ProblemError("there is no order of a step to plan on")
     chosen = solver_for(solver)
-    planner = Planner(given, deadline, effort, seed)
-    is_solved = chosen is not None and planner.units >= LEAST_UNITS
-    is_large = is_solved or (planner.is_worth_compiling and is_available())
+    first = Planner(given[:1], deadline, effort, seed)
+    is_solved = chosen is not None and first.units >= LEAST_UNITS
+    is_large = is_solved or (first.is_worth_compiling and is_available())
     left = deadline - time.monotonic()
-    if is_large and left >= apart.LEAST_SECONDS and not all(map(planner.is_met_without, budgets)):
+    if is_large and left >= apart.LEAST_SECONDS and not all(map(first.is_met_without, budgets)):
         arguments = (given, tuple(budgets), deadline, effort, seed, chosen if is_solved else None)
         answers: tuple[WithinBudget, ...] | None = apart.last_answer(curve_apart, arguments, left)
         if answers is not None:
             return answers
-    return _answers(planner, budgets)
+    return _answers(first if len(given) == 1 else Planner(given, deadline, effort, seed), budgets)
 
 
 def curve_apart(

@@ -22,7 +22,7 @@ from olla_solvers.recomputation.compiled import compiled_anneal
 from olla_solvers.recomputation.cuts import Cut, Cuts, choice_of_units
 from olla_solvers.recomputation.evaluate import Evaluator, States, plain_states, states_of
 from olla_solvers.recomputation.greedy import Greedy, prune
-from olla_solvers.recomputation.grid import segmented
+from olla_solvers.recomputation.grid import SEGMENTS, segmented
 from olla_solvers.recomputation.instance import Instance
 from olla_solvers.recomputation.pool import Found, Pool
 from olla_solvers.recomputation.walk import ALWAYS, MOST_MOMENTS, OFTEN, ONCE
@@ -95,7 +95,9 @@ class Search:
             states = states_of(self._instance, corner.repeated)
             corners.append(states)
             self.try_states(states)
-        for dropped in ([ONCE] * units, [OFTEN] * units, [ALWAYS] * units, *_spread(corners)):
+        often = ([OFTEN] * units, [ALWAYS] * units) if self._is_compiled else ()
+        last_walk += len(often) * len(SEGMENTS)
+        for dropped in ([ONCE] * units, *often, *_spread(corners)):
             for states in segmented(self._instance, dropped):
                 if self.evaluator.walks >= last_walk:
                     return
