@@ -23,7 +23,7 @@ from olla_fx.rewriting import Candidate, Rewriting
 from olla_solvers.order import order_quickly
 from olla_solvers.problem import Array, OperatorIndex
 from olla_solvers.recomputation.least_memory import least_memory
-from olla_solvers.recomputation.orders import early_order
+from olla_solvers.recomputation.orders import early_order, grouped_order
 from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class RecomputableStep:
         return cls(rewriting, kept, problem, costs, probe)
 
     def orders(self) -> tuple[RecomputationProblem, ...]:
-        """Return the problem in its order, in one that is good if all that may be is made again, and early.
+        """Return the problem in its order, in one that is good if all that may be is made again, and others.
 
         An order of the smallest peak defers what makes little room, such as the gradients of weights. Where
         arrays are dropped, something else decides (:mod:`olla_solvers.recomputation.orders`).
@@ -82,7 +82,8 @@ class RecomputableStep:
         ]
         workspaces = [operator.workspace_bytes for operator in problem.operators]
         free = order_quickly(problem.resized(sizes, workspaces), self.rewriting.seconds).order
-        others = dict.fromkeys((free, early_order(self.problem)))
+        orders = (free, early_order(self.problem), grouped_order(self.problem))
+        others = dict.fromkeys(order for order in orders if order is not None)
         return (
             self.problem,
             *(

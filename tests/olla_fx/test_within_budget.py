@@ -14,7 +14,6 @@ from olla_fx import BudgetError, within_budget
 from olla_fx.eager.baseline import baseline_from_events
 from olla_fx.step_plan import Plan
 from olla_solvers.recomputation import least_time
-from olla_solvers.recomputation.residency import Proposals
 from tests.olla_fx.harness import CompiledLoop, OwnLoop, WholeStep, assert_served, check_inference
 from tests.olla_fx.helpers import images, sgd
 from tests.olla_fx.recomputation.models import MODELS
@@ -178,11 +177,10 @@ def test_a_byte_too_little_is_told_in_bytes():
 def test_the_solver_that_was_asked_for_states_programs(solver, asked, monkeypatch):
     solvers = []
 
-    def propose(problems, bound, solver, **_):
-        solvers.append(solver)
-        return Proposals(bound)
+    def last_answer(function, arguments, seconds):
+        solvers.append(arguments[-1])
 
-    monkeypatch.setattr(least_time, "propose", propose)
+    monkeypatch.setattr(least_time.apart, "last_answer", last_answer)
     planned = plan(0.7, network(depth=12), solver=solver)
     assert planned.needed_bytes <= planned.memory_budget_bytes
     assert set(solvers) == ({asked} if asked else set())

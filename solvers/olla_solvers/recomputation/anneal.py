@@ -54,7 +54,7 @@ def anneal(
     best_seconds = -1.0
     if beyond == 0.0:
         best_seconds = seconds
-        best[:] = states[:]
+        copy(states, best)
     random = seed % 2147483646 + 1
     for turn in range(tries):
         random = random * 48271 % 2147483647
@@ -82,9 +82,15 @@ def anneal(
                 seconds, beyond = changed_seconds, changed_beyond
                 if beyond == 0.0 and (best_seconds < 0.0 or seconds < best_seconds):
                     best_seconds = seconds
-                    best[:] = states[:]
+                    copy(states, best)
         if not is_taken:
             states[other] = states[other] if other == unit else other_before
             states[unit] = before
         price = price * PRICE_CHANGE if beyond > 0.0 else price / PRICE_CHANGE
     return best_seconds
+
+
+def copy(states: Numbers, to: Numbers) -> None:
+    """Copy states, one by one, since numba would allocate memory for slices."""
+    for unit in range(len(states)):
+        to[unit] = states[unit]

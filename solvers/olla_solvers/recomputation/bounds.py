@@ -229,10 +229,12 @@ def own_bytes(instance: Instance, operator: OperatorIndex) -> Bytes:
         operator: which.
     """
     flat = instance.flat
-    taken: dict[int, Bytes] = {}
-    for read, made in instance.problem.takes_over:
-        if made in instance.makes[operator] and flat.array_bytes[read]:
-            taken[made] = flat.array_bytes[made]
+    pairs = range(flat.taken_starts[operator], flat.taken_starts[operator + 1])
+    taken: dict[int, Bytes] = {
+        flat.taken_by[pair]: flat.array_bytes[flat.taken_by[pair]]
+        for pair in pairs
+        if flat.array_bytes[flat.taken_from[pair]]
+    }
     made_bytes: Bytes = sum(flat.array_bytes[array] for array in instance.makes[operator])
     workspace_bytes: Bytes = flat.workspace_bytes[operator]
     return made_bytes + workspace_bytes - sum(taken.values())

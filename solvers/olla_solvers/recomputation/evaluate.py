@@ -47,22 +47,25 @@ class Evaluator:
         walks: how many there were.
     """
 
-    def __init__(self, instance: Instance, deadline: float = math.inf, *, is_compiled: bool = False) -> None:
+    def __init__(self, instance: Instance, deadline: float = math.inf) -> None:
         """Make room for the longest sequence.
 
         Args:
             instance: the step.
             deadline: ``time.monotonic()`` after which nothing more is evaluated.
-            is_compiled: True to have numba compile the walks, which pays for thousands of them.
         """
         self.instance = instance
         self.flat = instance.flat
         self.walks = 0
         self._deadline = deadline
         self._trace: Trace | None = _room(instance.flat)
-        self._arrays = as_arrays(self._trace) if is_compiled else None
+        self._arrays: Trace | None = None
         self._flat_arrays: Flat | None = None
         self._length = 0
+
+    def compile(self) -> None:
+        """Have numba compile the walks from now on, which pays for hundreds of them."""
+        self._arrays = as_arrays(_room(self.instance.flat))
 
     @property
     def trace(self) -> Trace:

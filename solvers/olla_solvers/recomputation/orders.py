@@ -2,15 +2,24 @@
 
 An order of the smallest peak defers what makes little room, such as the gradients of weights or their norms,
 and with it what they read. Where arrays are dropped after their last reader of their own phase and made again
-for later ones, what is read early is gone early.
+for later ones, what is read early is gone early. Where weights are used many times, as in a network that is
+unrolled over time, the captured order works on all their gradients from the beginning of backward to its
+end. One layer after the other has few of them at once.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 from olla_solvers.problem import ArrayKind, Bytes, OperatorIndex
 from olla_solvers.recomputation.problem import ArrayIndex, RecomputationProblem
+
+SAME_GROUP = 0.5
+"""Results belong to a group if they take less than this share of the operators that its first one takes."""
+
+INTERLEAVED = 2.0
+"""Times its own length, in operators, that a group must extend over in the captured order, on average."""
 
 
 def early_order(problem: RecomputationProblem) -> tuple[OperatorIndex, ...]:
@@ -22,6 +31,59 @@ def early_order(problem: RecomputationProblem) -> tuple[OperatorIndex, ...]:
         problem: the step; its own order does not matter.
     """
     return _Early(problem).order()
+
+
+def grouped_order(problem: RecomputationProblem) -> tuple[OperatorIndex, ...] | None:
+    """Return the captured order, in which backward finishes a group of results before it begins the next.
+
+    Results are gradients of weights, or updates: no operator of backward reads them, or one of a later phase
+    does. The one that takes fewest operators comes first, with all those that then take few more.
+
+    Args:
+        problem: the step; its own order does not matter.
+
+    Returns:
+        None if the early order does not work on several groups at once.
+    """
+    phases, early = problem.phases, early_order(problem)
+    backward = [operator for operator in early if phases[operator] == 1]
+    groups = _groups(problem, backward)
+    places: dict[int, list[int]] = {}
+    for place, operator in enumerate(backward):
+        places.setdefault(groups[operator], []).append(place)
+    extent = sum(within[-1] - within[0] + 1 for within in places.values())
+    if extent < INTERLEAVED * len(backward) or not backward:
+        return None
+    place_of = {operator: place for place, operator in enumerate(problem.problem.captured_order)}
+    return tuple(sorted(place_of, key=lambda each: (phases[each], groups.get(each, 0), place_of[each])))
+
+
+def _groups(problem: RecomputationProblem, backward: Sequence[OperatorIndex]) -> dict[OperatorIndex, int]:
+    """Return the number of the group in whose time each operator of backward comes."""
+    step, phases = problem.problem, problem.phases
+    taken: dict[OperatorIndex, int] = {}
+    for place, operator in enumerate(backward):
+        taken[operator] = 1 << place
+        for before in step.predecessors[operator]:
+            taken[operator] |= taken.get(before, 0)
+    results = [
+        operator
+        for operator in backward
+        if not any(phases[after] == 1 for after in step.successors[operator])
+        or any(phases[after] > 1 for after in step.successors[operator])
+    ]
+    groups: dict[OperatorIndex, int] = {}
+    done, group, first = 0, -1, 0
+    for result in sorted(results, key=lambda each: taken[each].bit_count()):
+        new = taken[result] & ~done
+        done |= new
+        if new.bit_count() > SAME_GROUP * first:
+            group, first = group + 1, new.bit_count()
+        while new:
+            lowest = new & -new
+            groups[backward[lowest.bit_length() - 1]] = group
+            new ^= lowest
+    return groups
 
 
 class _Early:

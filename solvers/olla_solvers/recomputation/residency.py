@@ -7,26 +7,24 @@ walk of an optimum is within the budget, no states of that order are faster. If 
 moment itself, by what repetitions need meanwhile, its room becomes smaller, and nothing is proven any more.
 
 A program of the same moments, but with what must have run before and after them in any order, proves a bound.
-
-All this happens in a process of its own, which loads the solver; see :mod:`olla_solvers.effort.apart`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from olla_solvers.effort import apart
 from olla_solvers.effort.deadline import DeadlinePassedError
 from olla_solvers.ilp import backends
 from olla_solvers.ilp.model import LinearModel
 from olla_solvers.problem import Bytes, OperatorIndex, Timestep
 from olla_solvers.recomputation.bounds import LowerBound, own_bytes, reachable
 from olla_solvers.recomputation.evaluate import Evaluation, Evaluator
-from olla_solvers.recomputation.instance import Instance, prepare
-from olla_solvers.recomputation.problem import RecomputationProblem, Seconds
+from olla_solvers.recomputation.instance import Instance
+from olla_solvers.recomputation.problem import Seconds
 from olla_solvers.recomputation.residency_program import (
     COST_OF_STEP,
     Moment,
@@ -58,6 +56,9 @@ MOST_SECONDS = 2.0
 
 SLOWEST, LEAST_BY_THE_CLOCK = 2.0, 5.0
 """Times as long by the clock that processor time may take where other processes run, too, and the least."""
+
+LEAST_SECONDS = 2.0
+"""By the clock: for less programs are not begun."""
 
 SHARE_OF_SEARCH = 0.7
 """Share of the time in which programs of orders are begun; then one is for a bound of any order."""
@@ -117,7 +118,7 @@ def solver_for(wanted: str) -> str | None:
 
 
 def propose(
-    problems: Sequence[RecomputationProblem],
+    instances: Sequence[Instance],
     bound: LowerBound,
     solver: str,
     *,
@@ -127,44 +128,22 @@ def propose(
     """Return states for a budget and a bound, both found by integer programs.
 
     Args:
-        problems: the step, in one order or several.
+        instances: the step, in one order or several.
         bound: what minimum cuts prove for the budget.
-        solver: CBC, Gurobi or HiGHS.
+        solver: CBC, Gurobi or HiGHS, which is loaded, and may write files to the working folder.
         seconds: of processor time.
         by_the_clock: seconds that it may take at most.
 
     Returns:
         Without states if the time is too short or programs would be too large.
     """
-    nothing = Proposals(bound)
     by_the_clock = min(by_the_clock, max(LEAST_BY_THE_CLOCK, SLOWEST * seconds))
-    if bound.operator is None or bound.is_impossible or by_the_clock < apart.LEAST_SECONDS:
-        return nothing
-    arguments = (tuple(problems), bound, solver, seconds)
-    return apart.last_answer(propose_here, arguments, by_the_clock) or nothing
-
-
-def propose_here(
-    problems: Sequence[RecomputationProblem],
-    bound: LowerBound,
-    solver: str,
-    seconds: Seconds,
-    offer: Callable[[Proposals], None],
-) -> None:
-    """Do what :func:`propose` says, in this process and its working folder.
-
-    Args:
-        problems: the step, in one order or several.
-        bound: what minimum cuts prove for the budget.
-        solver: CBC, Gurobi or HiGHS.
-        seconds: of processor time.
-        offer: called with each answer that is better than those before.
-    """
-    proposer = _Proposer(bound, solver, seconds, offer)
-    try:
-        proposer.run([prepare(problem) for problem in problems])
-    except (_TooLargeError, DeadlinePassedError):
-        return
+    proposer = _Proposer(bound, solver, seconds, by_the_clock)
+    if bound.operator is None or bound.is_impossible or by_the_clock < LEAST_SECONDS:
+        return proposer.found
+    with contextlib.suppress(_TooLargeError, DeadlinePassedError):
+        proposer.run(instances)
+    return proposer.found
 
 
 class _TooLargeError(Exception):
@@ -249,20 +228,22 @@ class _Order:
 
 
 class _Proposer:
-    """States and solves programs, one after the other."""
+    """States and solves programs, one after the other.
 
-    def __init__(
-        self, bound: LowerBound, solver: str, seconds: Seconds, offer: Callable[[Proposals], None]
-    ) -> None:
-        self._found = Proposals(bound)
+    Attributes:
+        found: so far.
+    """
+
+    def __init__(self, bound: LowerBound, solver: str, seconds: Seconds, by_the_clock: Seconds) -> None:
+        self.found = Proposals(bound)
         self._solver = solver
         self._began = time.process_time(), time.monotonic()
         self._seconds = seconds
-        self._offer = offer
+        self._by_the_clock = by_the_clock
 
     def run(self, instances: Sequence[Instance]) -> None:
         """Look for states of the order that may be the fastest, until none is left; then for a bound."""
-        bound = self._found.bound
+        bound = self.found.bound
         orders = [_Order(index, instance, bound) for index, instance in enumerate(instances)]
         best, best_order = math.inf, orders[0]
         slack = CLOSE * instances[0].problem.step_seconds
@@ -278,13 +259,13 @@ class _Proposer:
             seconds = self._advance(order)
             if seconds < best:
                 best, best_order = seconds, order
-            if best <= self._found.bound.extra_seconds + slack:
+            if best <= self.found.bound.extra_seconds + slack:
                 return
         self._prove(instances[0], best_order.operators)
 
     def _advance(self, order: _Order) -> Seconds:
         """Solve an order's next program; return the seconds of its states, infinite beyond the budget."""
-        budget_bytes, evaluator = self._found.bound.budget_bytes, order.evaluator
+        budget_bytes, evaluator = self.found.bound.budget_bytes, order.evaluator
         order.programs += 1
         order.is_open = order.programs < MOST_PROGRAMS
         program = order.program()
@@ -298,7 +279,7 @@ class _Proposer:
         order.seconds = max(order.seconds, evaluation.extra_seconds)
         is_within = evaluation.is_valid and evaluation.peak_bytes <= budget_bytes
         proposal = replace(proposal, is_optimal=is_optimal and is_within)
-        self._offer_more(replace(self._found, states=(*self._found.states, proposal)))
+        self.found = replace(self.found, states=(*self.found.states, proposal))
         if is_within or not evaluation.is_valid:
             order.is_open = False
         elif not order.tighten(program, solution.values, evaluation, budget_bytes):
@@ -307,7 +288,7 @@ class _Proposer:
 
     def _prove(self, instance: Instance, operators: Sequence[OperatorIndex]) -> None:
         """Prove a bound of any order by moments whose sequence is the same in all orders."""
-        bound = self._found.bound
+        bound = self.found.bound
         chain = [moment_of_any_order(instance, _operator(bound), bound.budget_bytes)]
         for operator in operators:
             if all(moment.has_run[operator] or moment.is_to_come[operator] for moment in chain):
@@ -322,9 +303,7 @@ class _Proposer:
         seconds = share * instance.problem.step_seconds
         if seconds > bound.extra_seconds:
             moments = tuple(moment.operator for moment in chain)
-            self._offer_more(
-                replace(self._found, bound=replace(bound, extra_seconds=seconds, moments=moments))
-            )
+            self.found = replace(self.found, bound=replace(bound, extra_seconds=seconds, moments=moments))
 
     def _solve(self, model: LinearModel) -> backends.Solution:
         size = len(model.lower), len(model.rows)
@@ -340,11 +319,11 @@ class _Proposer:
         return backends.solve_here(model, self._solver, time_limit=pace * left, gap=CLOSE * COST_OF_STEP)
 
     def _left(self) -> Seconds:
-        return self._seconds - (time.process_time() - self._began[0])
-
-    def _offer_more(self, proposals: Proposals) -> None:
-        self._found = proposals
-        self._offer(proposals)
+        processor, clock = self._began
+        return min(
+            self._seconds - (time.process_time() - processor),
+            self._by_the_clock - (time.monotonic() - clock),
+        )
 
 
 def _operator(bound: LowerBound) -> OperatorIndex:

@@ -19,13 +19,13 @@ from olla_solvers.effort.deadline import check_time
 from olla_solvers.problem import Bytes
 from olla_solvers.recomputation.anneal import anneal
 from olla_solvers.recomputation.compiled import compiled_anneal
-from olla_solvers.recomputation.cuts import Cuts, choice_of_units
+from olla_solvers.recomputation.cuts import Cut, Cuts, choice_of_units
 from olla_solvers.recomputation.evaluate import Evaluator, States, plain_states, states_of
 from olla_solvers.recomputation.greedy import Greedy, prune
-from olla_solvers.recomputation.grid import segmented
+from olla_solvers.recomputation.grid import SEGMENTS, segmented
 from olla_solvers.recomputation.instance import Instance
 from olla_solvers.recomputation.pool import Found, Pool
-from olla_solvers.recomputation.walk import MOST_MOMENTS, ONCE
+from olla_solvers.recomputation.walk import ALWAYS, MOST_MOMENTS, OFTEN, ONCE
 
 MOST_CORNERS = 49
 """Corners of the curve that are starts."""
@@ -48,21 +48,25 @@ class Search:
         pool: the best found so far.
     """
 
-    def __init__(self, instance: Instance, deadline: float, *, is_compiled: bool = False) -> None:
+    def __init__(self, instance: Instance, deadline: float) -> None:
         """Start with the order without repetitions.
 
         Args:
             instance: the order.
             deadline: to stop at.
-            is_compiled: whether to have numba compile walks and annealing.
         """
-        self.evaluator = Evaluator(instance, deadline, is_compiled=is_compiled)
-        self._is_compiled = is_compiled
+        self.evaluator = Evaluator(instance, deadline)
+        self._is_compiled = False
         self.pool = Pool()
         self._instance = instance
         self._deadline = deadline
         self._greedy = Greedy(self.evaluator)
         self.plain = self.try_states(plain_states(instance))
+
+    def compile(self) -> None:
+        """Have numba compile walks and annealing from now on."""
+        self.evaluator.compile()
+        self._is_compiled = True
 
     def try_states(self, states: States) -> Found:
         """Evaluate states, and keep them if they are best at some budget.
@@ -74,19 +78,26 @@ class Search:
         self.pool.add(found)
         return found
 
-    def find_starts(self, most_walks: int) -> None:
+    def corners(self) -> list[Cut]:
+        """Return corners of the curve of minimum cuts, which are the same for all orders of equal units."""
+        return Cuts(choice_of_units(self._instance), self._deadline).curve(MOST_CORNERS)
+
+    def find_starts(self, curve: Sequence[Cut], most_walks: int) -> None:
         """Fill the pool with corners of the curve and segments.
 
         Args:
+            curve: its corners.
             most_walks: after which no more are tried.
         """
         last_walk = self.evaluator.walks + most_walks
-        corners = []
-        for corner in Cuts(choice_of_units(self._instance), self._deadline).curve(MOST_CORNERS):
+        corners, units = [], len(self.plain.states)
+        for corner in curve:
             states = states_of(self._instance, corner.repeated)
             corners.append(states)
             self.try_states(states)
-        for dropped in ([ONCE] * len(self.plain.states), *_spread(corners)):
+        often = ([OFTEN] * units, [ALWAYS] * units) if self._is_compiled else ()
+        last_walk += len(often) * len(SEGMENTS)
+        for dropped in ([ONCE] * units, *often, *_spread(corners)):
             for states in segmented(self._instance, dropped):
                 if self.evaluator.walks >= last_walk:
                     return

@@ -100,7 +100,8 @@ def test_compiled_walks_write_the_same():
     for seed in range(0, 40, 2):
         step = random_step(seed, 14)
         instance = prepare(step.problem)
-        plain, compiled = Evaluator(instance), Evaluator(instance, is_compiled=True)
+        plain, compiled = Evaluator(instance), Evaluator(instance)
+        compiled.compile()
         position = len(step.problem.order) // 2
         dropped = [(0,) if unit % 2 else () for unit in range(len(instance.units.arrays))]
         moments = compiled.states_of((position,), dropped)

@@ -14,13 +14,18 @@ from olla_solvers.recomputation.residency import (
     CLOSE,
     moment_of_any_order,
     propose,
-    propose_here,
     solver_for,
 )
 from olla_solvers.recomputation.residency_program import COST_OF_STEP, ResidencyProgram, makers_of_operators
 from tests.olla_solvers.recomputation.exhaustive import Exhaustive
 from tests.olla_solvers.recomputation.simulate import check_answer
 from tests.olla_solvers.recomputation.steps import chain, random_step
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Solvers write files to the working folder."""
+    monkeypatch.chdir(tmp_path)
 
 
 def plain_peak(problem) -> int:
@@ -42,14 +47,11 @@ def check_seeds(seeds: range) -> tuple[int, int]:
             bound = lower_bound(step.problem, budget)
             if bound.operator is None or bound.is_impossible:
                 continue
-            answers = []
-            propose_here([step.problem], bound, "highs", 20.0, answers.append)
-            if not answers:
-                continue
-            proven = answers[-1].bound.extra_seconds
+            proposals = propose([evaluator.instance], bound, "highs", seconds=20.0)
+            proven = proposals.bound.extra_seconds
             assert bound.extra_seconds <= proven <= exhaustive.least_seconds(budget) + 1e-9
             higher += proven > bound.extra_seconds
-            for proposal in answers[-1].states:
+            for proposal in proposals.states:
                 states = evaluator.states_of(proposal.positions, proposal.dropped)
                 evaluation = evaluator.evaluate(states)
                 if evaluation.is_valid:
@@ -146,7 +148,7 @@ def test_half_of_a_long_chain_is_met_as_fast_as_is_proven():
 def test_solvers_agree(solver):
     problem = chain(30, (1.0, 1.3, 0.7))
     bound = lower_bound(problem, plain_peak(problem) * 2 // 3)
-    proposals = propose([problem], bound, solver, seconds=30.0)
+    proposals = propose([prepare(problem)], bound, solver, seconds=30.0)
     assert proposals.states
     assert proposals.bound.extra_seconds == pytest.approx(8.3, abs=slack(problem))
 
@@ -163,7 +165,7 @@ def test_budgets_of_a_curve_may_have_moments_of_their_own():
 def test_a_short_deadline_leaves_it_at_what_minimum_cuts_prove():
     problem = chain(40)
     bound = lower_bound(problem, plain_peak(problem) // 2)
-    assert propose([problem], bound, "highs", seconds=1.0, by_the_clock=1.0).bound is bound
+    assert propose([prepare(problem)], bound, "highs", seconds=1.0, by_the_clock=1.0).bound is bound
     deadline = time.monotonic() + 0.5
     answer = least_time(problem, plain_peak(problem) // 2, deadline=deadline, solver="highs")
     assert answer.recomputation.executions
@@ -199,6 +201,6 @@ def test_a_licence_that_takes_no_such_program_leaves_it_at_what_was_found(monkey
     problem = chain(30, (1.0, 1.3, 0.7))
     bound = lower_bound(problem, plain_peak(problem) * 2 // 3)
     monkeypatch.setattr(backends, "may_take", lambda solver, columns, rows: False)
-    answers = []
-    propose_here([problem], bound, "gurobi", 20.0, answers.append)
-    assert not answers
+    proposals = propose([prepare(problem)], bound, "gurobi", seconds=20.0)
+    assert proposals.bound is bound
+    assert not proposals.states

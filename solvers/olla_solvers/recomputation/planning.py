@@ -1,0 +1,268 @@
+"""Plans one step for several budgets: bounds, integer programs, then a search of each order.
+
+A bound comes first (:mod:`olla_solvers.recomputation.bounds`). If there is an integer program solver, it is
+asked for states of each order and for a better bound (:mod:`olla_solvers.recomputation.residency`). The
+search of an order for which it has no optimum (:mod:`olla_solvers.recomputation.search`) ends when it meets
+the bound, or its effort, counted in walks, is spent. Walks are compiled where that pays.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from olla_solvers.effort.deadline import DeadlinePassedError
+from olla_solvers.problem import Bytes, OperatorIndex
+from olla_solvers.recomputation import compiled
+from olla_solvers.recomputation.bounds import Bounds, LowerBound
+from olla_solvers.recomputation.cuts import Cut
+from olla_solvers.recomputation.instance import prepare
+from olla_solvers.recomputation.pool import Found
+from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem, Seconds
+from olla_solvers.recomputation.residency import CLOSE, Proposal, propose
+from olla_solvers.recomputation.search import Search
+
+MOST_STEPS = 500_000
+"""Operators that all walks together may pass: some second of processor time."""
+
+LEAST_WALKS = 120
+"""Walks that are made on steps of any length."""
+
+SHARE_OF_STARTS, SHARE_OF_ANNEALING = 0.3, 0.3
+"""Shares of the walks that are for starts, and for annealing what was found."""
+
+SHARE_OF_PROPOSALS = 0.3
+"""Walks on top of these that are for what integer programs propose, as a share of them."""
+
+WORTH_COMPILING = 400_000
+"""Operators that walks must pass together for them to be compiled, if numba is installed."""
+
+MOST_COMPILED_STEPS, LEAST_COMPILED_WALKS = 10_000_000, 1_000
+"""The same as above for compiled walks, of which annealing has as many again."""
+
+NEARLY = 1.05
+"""Times the budget: states within it say what an order promises."""
+
+PROGRAMS_SECONDS = 1.0
+"""Of processor time, for integer programs of one budget at the usual effort."""
+
+SHARE_FOR_PROGRAMS = 0.5
+"""Share of what is left until a deadline that programs of one budget may take."""
+
+WALKS_A_UNIT = 40
+"""Walks that are worth making for each unit that could be dropped."""
+
+
+@dataclass(frozen=True)
+class WithinBudget:
+    """The answer for a budget.
+
+    Attributes:
+        budget_bytes: of planned arrays and workspaces.
+        recomputation: the fastest sequence found within it, or the one with the lowest peak.
+        bound: what is proven of any sequence.
+        largest: the operator at the sequence's peak.
+    """
+
+    budget_bytes: Bytes
+    recomputation: Recomputation
+    bound: LowerBound
+    largest: OperatorIndex
+
+    @property
+    def is_met(self) -> bool:
+        """True if the sequence is within the budget."""
+        return self.recomputation.peak_bytes <= self.budget_bytes
+
+    @property
+    def gap_seconds(self) -> Seconds:
+        """Seconds of repetitions beyond those that are proven necessary."""
+        return (
+            max(0.0, self.recomputation.extra_seconds - self.bound.extra_seconds) if self.is_met else math.inf
+        )
+
+
+class Planner:
+    """Searches of all orders, and the bounds, which need no order."""
+
+    def __init__(
+        self,
+        problems: Sequence[RecomputationProblem],
+        deadline: float = math.inf,
+        effort: float = 1.0,
+        seed: int = 0,
+        solver: str | None = None,
+        *,
+        may_compile: bool = False,
+    ) -> None:
+        """Prepare the orders.
+
+        Args:
+            problems: the step, in one order or several.
+            deadline: ``time.monotonic()`` at which to stop with what there is.
+            effort: how many times the usual number of walks to spend, for each budget.
+            seed: of the random numbers in annealing.
+            solver: for integer programs; None for none.
+            may_compile: True to have numba compile walks if that pays; it stays in memory.
+
+        Raises:
+            ProblemError: if order, seconds or makers do not fit a problem.
+        """
+        self._instances = [prepare(problem) for problem in problems]
+        self._step_seconds = problems[0].step_seconds
+        self._operators = max(1, len(problems[0].order))
+        self._bounds = Bounds(self._instances[0])
+        self._proven: dict[Bytes, LowerBound] = {}
+        self._deadline = deadline
+        self._effort = effort
+        self._units = max(len(instance.units.arrays) for instance in self._instances)
+        self._walks = self._tries = 0
+        self._seed = seed
+        self._solver = solver
+        self._may_compile = may_compile
+        self._searches = [Search(instance, deadline) for instance in self._instances]
+        self._is_started = self._is_compiled = False
+
+    @property
+    def units(self) -> int:
+        """How many could be dropped."""
+        return self._units
+
+    @property
+    def is_worth_compiling(self) -> bool:
+        """True if the walks would take longer in plain Python than compiled code takes to load."""
+        return self._usual_walks(is_compiled=False) * self._operators >= WORTH_COMPILING
+
+    def is_met_without(self, budget_bytes: Bytes) -> bool:
+        """Return True if an order is within a budget without any repetition."""
+        return any(search.plain.peak_bytes <= budget_bytes for search in self._searches)
+
+    def search(self, budget_bytes: Bytes, report: Callable[[], None] | None = None) -> None:
+        """Search all orders, as long as what is found is slower than what is proven.
+
+        Args:
+            budget_bytes: of planned arrays and workspaces.
+            report: called before what takes long.
+        """
+        if self._bound(budget_bytes).is_impossible and self._is_started:
+            return
+        if self._is_settled(budget_bytes):
+            return
+        try:
+            proposals = self._ask_solver(budget_bytes)
+            settled = {proposal.order for proposal in proposals if proposal.is_optimal}
+            if settled:
+                self._add(proposals)
+            for order, search in enumerate(self._searches):
+                if order in settled or self._is_settled(budget_bytes):
+                    continue
+                if report is not None:
+                    report()
+                self._start()
+                search.meet(budget_bytes, round((1 - SHARE_OF_STARTS - SHARE_OF_ANNEALING) * self._walks))
+                # What was proposed is close to the budget, and would hide other ways to meet it.
+                self._add([proposal for proposal in proposals if proposal.order == order])
+                if proposals:
+                    search.meet(budget_bytes, round(SHARE_OF_PROPOSALS * self._walks))
+            if not self._is_settled(budget_bytes):
+                self._improve(budget_bytes)
+        except DeadlinePassedError:
+            return
+
+    def _improve(self, budget_bytes: Bytes) -> None:
+        """Go on with the order that promises most, and anneal the best states."""
+        if self._is_compiled:
+            # It may take what all orders together have taken, once more.
+            search = self._best_search(round(NEARLY * budget_bytes))
+            search.meet(budget_bytes, len(self._searches) * self._walks)
+        self._best_search(budget_bytes).improve(budget_bytes, self._tries, self._seed)
+
+    def _start(self) -> None:
+        """Find where the searches begin, once for all budgets."""
+        if self._is_started:
+            return
+        self._is_started = True
+        is_wanted = self._may_compile and self.is_worth_compiling
+        self._is_compiled = is_compiled = is_wanted and compiled.is_ready(self._deadline)
+        if is_compiled:
+            for search in self._searches:
+                search.compile()
+        walks = round(self._effort * self._usual_walks(is_compiled=is_compiled))
+        self._walks = walks // len(self._searches)
+        self._tries = round(SHARE_OF_ANNEALING * walks)
+        if is_compiled:
+            self._tries = round(self._effort * MOST_COMPILED_STEPS) // self._operators
+        corners: list[Cut] = []
+        for instance, search in zip(self._instances, self._searches, strict=True):
+            if not corners or instance.units.arrays != self._instances[0].units.arrays:
+                corners = search.corners()
+            search.find_starts(corners, round(SHARE_OF_STARTS * self._walks))
+
+    def _usual_walks(self, *, is_compiled: bool) -> int:
+        most, least = (
+            (MOST_COMPILED_STEPS, LEAST_COMPILED_WALKS) if is_compiled else (MOST_STEPS, LEAST_WALKS)
+        )
+        return max(least, min(most // self._operators, WALKS_A_UNIT * self._units))
+
+    def _is_settled(self, budget_bytes: Bytes) -> bool:
+        """Return True if states within a budget are as fast as is proven."""
+        found = self._fastest(budget_bytes)[1]
+        slack = CLOSE * self._step_seconds
+        return found is not None and found.extra_seconds <= self._bound(budget_bytes).extra_seconds + slack
+
+    def _ask_solver(self, budget_bytes: Bytes) -> tuple[Proposal, ...]:
+        """Return what integer programs find; keep what they prove."""
+        bound = self._bound(budget_bytes)
+        if self._solver is None or bound.is_impossible:
+            return ()
+        left = SHARE_FOR_PROGRAMS * (self._deadline - time.monotonic())
+        seconds = self._effort * PROGRAMS_SECONDS
+        proposals = propose(self._instances, bound, self._solver, seconds=seconds, by_the_clock=left)
+        self._keep_bound(proposals.bound)
+        return proposals.states
+
+    def _add(self, proposals: Sequence[Proposal]) -> None:
+        """Add proposed states to what was found."""
+        for proposal in proposals:
+            search = self._searches[proposal.order]
+            search.try_states(search.evaluator.states_of(proposal.positions, proposal.dropped))
+
+    def answer(self, budget_bytes: Bytes) -> WithinBudget:
+        """Return the fastest of all searches, or the lowest."""
+        search = self._best_search(budget_bytes)
+        found = search.pool.fastest(budget_bytes) or search.pool.lowest
+        evaluator = search.evaluator
+        recomputation = evaluator.recomputation(found.states)
+        resident = evaluator.trace.timestep_bytes[: len(recomputation.executions)]
+        at = max(range(len(resident)), key=resident.__getitem__, default=0)
+        largest = recomputation.executions[at].operator if resident else 0
+        return WithinBudget(budget_bytes, recomputation, self._bound(budget_bytes), largest)
+
+    def _best_search(self, budget_bytes: Bytes) -> Search:
+        """Return the search with the fastest states, or the lowest if there are none within the budget."""
+        search, found = self._fastest(budget_bytes)
+        return search if found else min(self._searches, key=lambda each: each.pool.lowest.peak_bytes)
+
+    def _bound(self, budget_bytes: Bytes) -> LowerBound:
+        if budget_bytes not in self._proven:
+            self._keep_bound(self._bounds.lower_bound(budget_bytes, self._deadline))
+        return self._proven[budget_bytes]
+
+    def _keep_bound(self, bound: LowerBound) -> None:
+        """Note what is proven; what holds for a larger budget does for this one, too."""
+        larger = [each for budget, each in self._proven.items() if budget >= bound.budget_bytes]
+        best = max((*larger, bound), key=lambda each: each.extra_seconds)
+        least_bytes = max(bound.least_bytes, *(each.least_bytes for each in larger), 0)
+        self._proven[bound.budget_bytes] = replace(
+            best, budget_bytes=bound.budget_bytes, least_bytes=least_bytes
+        )
+
+    def _fastest(self, budget_bytes: Bytes) -> tuple[Search, Found | None]:
+        best: tuple[Search, Found | None] = (self._searches[0], None)
+        for search in self._searches:
+            found = search.pool.fastest(budget_bytes)
+            if found is not None and (best[1] is None or found.extra_seconds < best[1].extra_seconds):
+                best = (search, found)
+        return best
