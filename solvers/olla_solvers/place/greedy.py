@@ -63,7 +63,7 @@ def greedy(
                 raise OutOfTimeError(f"{len(spans)} spans were not placed by their deadline")
             others = neighbours.of(span)
             others = others[placed[others]]
-            bottom[index] = _choose(span, bottom[others], sizes[others], best_fit)
+            bottom[index] = choose_offset(span, bottom[others], sizes[others], best_fit=best_fit)
         placed[index] = span.size_bytes > 0
     return tuple(int(offset) for offset in bottom)
 
@@ -96,8 +96,15 @@ class _Neighbours:
         return np.concatenate(neighbours)
 
 
-def _choose(span: Span, bottoms: Ints, sizes: Ints, best_fit: bool) -> Offset:
-    """Return the offset of a span among others, which are placed."""
+def choose_offset(span: Span, bottoms: Ints, sizes: Ints, *, best_fit: bool = False) -> Offset:
+    """Return the offset of a span among others, which are placed.
+
+    Args:
+        span: of at least one byte.
+        bottoms: offsets of those that are alive with it.
+        sizes: of the same.
+        best_fit: take the smallest sufficient hole instead of the lowest.
+    """
     order = np.argsort(bottoms, kind="stable")
     tops = np.maximum.accumulate(bottoms[order] + sizes[order])
     starts = np.concatenate([[0], -(-tops // span.alignment) * span.alignment])
