@@ -165,9 +165,10 @@ def _copy_all(copies: queue.SimpleQueue[_ThreadsCopy | None], seconds_of: Callab
     """Copy what comes, each when it was asked for or, if that is later, when the one before is done."""
     free_at = 0.0
     while (copy := copies.get()) is not None:
+        # By the link's time: a thread that was late, since other programs run, catches up.
         begins_at, seconds = max(copy.asked_at, free_at), seconds_of(copy.size_bytes)
         copy.run(begins_at, seconds)
-        free_at = max(begins_at + seconds, time.perf_counter())
+        free_at = begins_at + seconds
 
 
 class _Streams:
