@@ -13,11 +13,12 @@ that all else can be run and tested.
 from __future__ import annotations
 
 import ctypes
+import os
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 import torch
@@ -31,11 +32,19 @@ Seconds: TypeAlias = float
 
 
 class CopyUnderWay(Protocol):
-    """One copy that was asked for; what it is depends on the engines."""
+    """One copy that was asked for. It keeps both sides alive until it was waited for."""
+
+    def wait(self) -> Seconds:
+        """Let what computes wait for it, any number of times; return for how long the host waited."""
+        ...
+
+    def drain(self) -> None:
+        """Wait for it where its result is not needed, so that what it failed of does not matter."""
+        ...
 
 
 class CopyEngines(Protocol):
-    """Copies bytes out and in; a copy keeps both sides alive."""
+    """Copies bytes out and in."""
 
     def begin_out(self, source: torch.Tensor, target: torch.Tensor) -> CopyUnderWay:
         """Begin to copy from the device to the host."""
@@ -43,14 +52,6 @@ class CopyEngines(Protocol):
 
     def begin_in(self, source: torch.Tensor, target: torch.Tensor) -> CopyUnderWay:
         """Begin to copy from the host to the device."""
-        ...
-
-    def wait(self, copy: CopyUnderWay) -> Seconds:
-        """Let what computes wait for a copy, any number of times; return for how long the host waited."""
-        ...
-
-    def drain(self, copies: Iterable[CopyUnderWay]) -> None:
-        """Wait for copies of a run that is over, or was given up."""
         ...
 
 
@@ -77,19 +78,6 @@ class _Threads:
     def begin_in(self, source: torch.Tensor, target: torch.Tensor) -> _ThreadsCopy:
         return self._in.begin(source, target)
 
-    def wait(self, copy: CopyUnderWay) -> Seconds:
-        return _of_threads(copy).wait()
-
-    def drain(self, copies: Iterable[CopyUnderWay]) -> None:
-        for copy in copies:
-            _of_threads(copy).done.wait()  # whoever needs its result has waited, and heard of its error
-
-
-def _of_threads(copy: CopyUnderWay) -> _ThreadsCopy:
-    if not isinstance(copy, _ThreadsCopy):
-        raise TypeError(f"{copy!r} is no copy of this engine")
-    return copy
-
 
 class _ThreadsCopy:
     """One copy of a thread.
@@ -97,6 +85,7 @@ class _ThreadsCopy:
     Attributes:
         asked_at: when it was asked for.
         done: set when it is over; it keeps neither side alive from then on.
+        size_bytes: to copy.
         error: why it failed, if it did.
     """
 
@@ -117,6 +106,9 @@ class _ThreadsCopy:
         if self.error is not None:
             raise self.error
         return waited
+
+    def drain(self) -> None:
+        self.done.wait()
 
     def run(self, begins_at: float, seconds: Seconds) -> None:
         """Copy, so that each piece is there when a link would have brought it."""
@@ -148,14 +140,14 @@ class _CopyingThread:
         self._name = name
         self._seconds_of = seconds_of
         self._copies: queue.SimpleQueue[_ThreadsCopy | None] = queue.SimpleQueue()
-        self._is_started = False
+        self._process: int | None = None
 
     def begin(self, source: torch.Tensor, target: torch.Tensor) -> _ThreadsCopy:
-        if not self._is_started:
+        if self._process != os.getpid():  # a forked process has the object without the thread
+            self._process, self._copies = os.getpid(), queue.SimpleQueue()
             arguments = self._copies, self._seconds_of
             threading.Thread(target=_copy_all, args=arguments, name=self._name, daemon=True).start()
             weakref.finalize(self, self._copies.put, None)
-            self._is_started = True
         copy = _ThreadsCopy(source, target)
         self._copies.put(copy)
         return copy
@@ -179,31 +171,43 @@ class _Streams:
         self._out: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._in: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def begin_out(self, source: torch.Tensor, target: torch.Tensor) -> torch.cuda.Event:
+    def begin_out(self, source: torch.Tensor, target: torch.Tensor) -> _StreamsCopy:
         return self._begin(self._out, source, target)
 
-    def begin_in(self, source: torch.Tensor, target: torch.Tensor) -> torch.cuda.Event:
+    def begin_in(self, source: torch.Tensor, target: torch.Tensor) -> _StreamsCopy:
         return self._begin(self._in, source, target)
 
-    def _begin(
-        self, stream: torch.cuda.Stream, source: torch.Tensor, target: torch.Tensor
-    ) -> torch.cuda.Event:
+    def _begin(self, stream: torch.cuda.Stream, source: torch.Tensor, target: torch.Tensor) -> _StreamsCopy:
         # What it copies is made, and what it overwrites was read, by what was asked for before it.
-        stream.wait_stream(torch.cuda.current_stream(self._device))
+        computing = torch.cuda.current_stream(self._device)
+        stream.wait_stream(computing)
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(stream)
-        return event
+        return _StreamsCopy(event, computing, source, target)
 
-    def wait(self, copy: CopyUnderWay) -> Seconds:
-        if not isinstance(copy, torch.cuda.Event):
-            raise TypeError(f"{copy!r} is no copy of this engine")
-        torch.cuda.current_stream(self._device).wait_event(copy)
+
+class _StreamsCopy:
+    """One copy of a stream; whoever uses the memory of its sides next does so behind it."""
+
+    def __init__(
+        self,
+        event: torch.cuda.Event,
+        computing: torch.cuda.Stream,
+        source: torch.Tensor,
+        target: torch.Tensor,
+    ) -> None:
+        self._event = event
+        self._computing = computing
+        self._sides: tuple[torch.Tensor, torch.Tensor] | None = (source, target)
+
+    def wait(self) -> Seconds:
+        self._computing.wait_event(self._event)
+        self._sides = None
         return 0.0
 
-    def drain(self, copies: Iterable[CopyUnderWay]) -> None:
-        # What a run leaves is used again by what computes, after the last copy.
-        computing = torch.cuda.current_stream(self._device)
-        computing.wait_stream(self._out)
-        computing.wait_stream(self._in)
+    def drain(self) -> None:
+        # The collector of garbage may ask for it, on any thread: the stream is that of the step.
+        if self._sides is not None:
+            self.wait()

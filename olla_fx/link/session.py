@@ -7,6 +7,7 @@ written. So they ask the session of the run that they are a part of, which its t
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 
@@ -57,9 +58,10 @@ class Session:
         self._memory = memory
         self._engines = engines
         self._places = places
-        self._buffer: torch.Tensor | None = memory.take()
         self._out: dict[int, CopyUnderWay] = {}
         self._in: dict[int, CopyUnderWay] = {}
+        self._buffer: torch.Tensor | None = None
+        self._buffer = memory.take()
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -88,18 +90,24 @@ class Session:
 
     def wait_out(self, transfer: int) -> None:
         """Let what computes wait until a transfer's copy to the host is done."""
-        self.stalled_seconds += self._engines.wait(self._out[transfer])
+        self.stalled_seconds += self._out[transfer].wait()
 
     def wait_in(self, transfer: int) -> None:
         """Let what computes wait until a transfer's copy to the device is done."""
-        self.stalled_seconds += self._engines.wait(self._in[transfer])
+        self.stalled_seconds += self._in[transfer].wait()
 
     def close(self) -> None:
         """End the run: no copy is under way afterwards, and the memory on the host serves another run."""
         buffer, self._buffer = self._buffer, None
         if buffer is not None:
-            self._engines.drain((*self._out.values(), *self._in.values()))
+            for copy in (*self._out.values(), *self._in.values()):
+                copy.drain()
             self._memory.give_back(buffer)
+
+    def __del__(self) -> None:
+        """End a run that was dropped between two phases, unless threads that copy have ended before."""
+        if not sys.is_finalizing():
+            self.close()
 
 
 def bytes_of(array: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from olla_fx import torch_compat
 from olla_fx.compile import CompiledStep
+from olla_fx.errors import StepModeError
 from olla_fx.link import CopyEngines, HostMemory, Session, engines_for, offload
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class HostCopies:
 
         Raises:
             HostMemoryError: if the host has not enough memory.
+            StepModeError: within a CUDA graph.
         """
         if self._request is None:
             return None
@@ -41,6 +44,11 @@ class HostCopies:
             self._step, self._places = step, _places(step)
         if not self._places:
             return None
+        if torch_compat.captures_current_stream():
+            raise StepModeError(
+                "a step that swaps is captured in a CUDA graph, whose replays would use memory of the host "
+                "that other runs have by then: plan it with swap=None there"
+            )
         size_bytes, device = step.plan.memory.host_bytes, step.captured.device
         if self._memory is None or self._memory.size_bytes != size_bytes:
             self._memory = HostMemory(size_bytes, device)
