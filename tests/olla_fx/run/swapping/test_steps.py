@@ -35,8 +35,12 @@ STEPS = {
     "resnet18": (resnet, lambda count: images(count, size=32)),
     "transformer": (Transformer, tokens),
     "lstm": (Layers, sequences),
-    **MODELS,
+    "residual": MODELS["residual"],
 }
+ALL_STEPS = [
+    *STEPS,
+    *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(MODELS.keys() - STEPS.keys())),
+]
 
 
 def assert_swapped(module, least=1):
@@ -46,9 +50,9 @@ def assert_swapped(module, least=1):
     assert_served(module)
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", ALL_STEPS)
 def test_whole_steps(name):
-    make, batches = STEPS[name]
+    make, batches = {**MODELS, **STEPS}[name]
     torch.manual_seed(0)
     loop = WholeStep(make(), MOMENTUM, batches(1)[0], swap=swapping(SLOW), runs_to_settle=2)
     loop.run(batches(4))
@@ -56,9 +60,9 @@ def test_whole_steps(name):
     assert loop.step.stats.stalled_seconds > 0
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", ALL_STEPS)
 def test_loops_of_ones_own(name):
-    make, batches = STEPS[name]
+    make, batches = {**MODELS, **STEPS}[name]
     torch.manual_seed(0)
     loop = OwnLoop(make(), batches(1)[0][0], swap=swapping(SLOW)).run(batches(4))
     assert_swapped(loop.step)
