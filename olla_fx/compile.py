@@ -38,6 +38,7 @@ from olla_fx.rewrites import LossChunks
 from olla_fx.rewriting import Candidate, Rewriting, by_time, choose_rewrites
 from olla_fx.sharing import choose_sharing
 from olla_fx.step_plan import Plan
+from olla_fx.swapping import swap
 from olla_fx.time_limit import TimeLimit
 from olla_fx.within_budget import BudgetedStep, fits, is_same_graph, plan_within
 from olla_solvers.effort.freed_memory import garbage_collected
@@ -254,7 +255,7 @@ def _planned_again(
 ) -> tuple[Candidate, Plan, BudgetedStep | None]:
     """Plan a graph again; with a budget and recorded workspaces, perhaps another one, which was never run."""
     told = earlier.plan
-    before = Candidate(earlier.dataflow, told.changes, recomputed=told.recomputed)
+    before = Candidate(earlier.dataflow, told.changes, recomputed=told.recomputed, swapped=told.swapped)
     enough_bytes = 0
     if told.memory_budget_bytes is not None:
         enough_bytes = max(0, told.memory_budget_bytes - told.needed_bytes + told.buffer_bytes)
@@ -336,11 +337,14 @@ def _rewriting(request: CompileRequest, captured: CapturedStep, refused: dict[st
 
 
 def _without_budget(request: CompileRequest, rewriting: Rewriting, candidate: Candidate) -> Candidate:
-    """Return the step with what is computed again nearly for free, and what is written over."""
+    """Return the step with what is computed again nearly for free, what is written over, and what waits."""
     if rewriting.captured.mode is not Mode.INFERENCE:
         share = request.step.options.recompute_share
         candidate = choose_recomputation(rewriting, candidate, share, request.profile)
-    return choose_sharing(rewriting, candidate)
+    candidate = choose_sharing(rewriting, candidate)
+    if request.step.options.swap is not None:
+        candidate = swap(rewriting, candidate, request.step.options.swap, request.profile)
+    return candidate
 
 
 def _start(candidate: Candidate) -> list[str] | None:

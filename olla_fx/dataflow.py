@@ -12,10 +12,14 @@ write. Operators that draw random numbers keep their order among themselves.
 A step that raises leaves what eager leaves, since effects (writes to the caller's tensors and random draws)
 and operators that may raise (:func:`olla_fx.fx_graph.may_raise`) keep their captured order, and effects after
 the loss wait for it.
+
+A graph in which arrays wait on the host (:mod:`olla_fx.passes.transfers`) runs in its own sequence, in which
+that was planned: each operator waits for the one before.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -35,6 +39,7 @@ from olla_fx.fx_graph import (
     storages_of,
     written_arguments,
 )
+from olla_fx.link import is_transfer, offload, waits_for
 from olla_fx.torch_compat import pytree, storage_key
 from olla_solvers.problem import Array, ArrayKind, Operator, Problem
 
@@ -63,8 +68,8 @@ class Dataflow:
         problem: operators in captured order.
         operators: the node of each operator.
         produced: for each operator, the array index of each of its flattened results; None for a result
-            that is no tensor, lives in another operator's storage, or on another device.
-        storage_bytes: each array's size before rounding.
+            that is no tensor, lives in another operator's storage, on another device, or on the host.
+        storage_bytes: each array's size before rounding; of one on the host, too.
         alignment_bytes: sizes are rounded up to multiples of it.
         device: the device that the graph runs on.
         gradients: those that are made in the buffer.
@@ -115,6 +120,7 @@ class _Storage:
     readers_since_write: set[int]
     on_device: bool
     is_output: bool = False
+    on_host: bool = False
 
 
 class _Builder:
@@ -138,6 +144,8 @@ class _Builder:
         self.outputs: set[int | None] = set()
         self.static_writers: set[int] = set()
         self.delivering: set[int] = set()
+        self.copies: list[tuple[int, int]] = []
+        self.has_transfers = False
 
     def add(self, node: fx.Node) -> None:
         if node.op in ("placeholder", "get_attr"):
@@ -188,6 +196,10 @@ class _Builder:
             for key in storages_of(gradient.meta.get("val")) if position in self.gradients.kept else ():
                 if key is not None:
                     self._read(self.storages[key], index)
+        for storage in self.storages.values():
+            # A backward may run again, and wants what forward has left on the host.
+            if storage.on_host and (storage.producer or 0) < (self.boundary or 0):
+                self._read(storage, index)
 
     def _add_boundary(self, node: fx.Node) -> None:
         """Add an operator that reads the results: what the caller can notice stays on its side."""
@@ -226,6 +238,10 @@ class _Builder:
     def _add_operator(self, node: fx.Node) -> None:
         index = len(self.operators)
         self.operators.append(node)
+        self.has_transfers |= is_transfer(node)
+        begin = waits_for(node)
+        if begin is not None:
+            self.copies.append((self.operators.index(begin), index))
         self.before.update((source, index) for source in self._numbers_of(node))
         written = {key for target in written_arguments(node) for key in storages_of(target.meta.get("val"))}
         read = {key for source in node.all_input_nodes for key in storages_of(source.meta.get("val"))}
@@ -285,6 +301,10 @@ class _Builder:
             if key is not None and key not in self.storages:
                 name = node.name if len(leaves) == 1 else f"{node.name}.{position}"
                 self._new_storage(key, name, leaf, index)
+                if node.target is offload:
+                    self.storages[key].size_bytes = leaf.untyped_storage().nbytes()
+                    self.storages[key].on_host = True
+                    self.storages[key].on_device = False
             elif key is not None and self.storages[key].producer != index:
                 key = None
             results.append(key if key is not None and self.storages[key].on_device else None)
@@ -336,12 +356,16 @@ class _Builder:
         return sources
 
     def finish(self) -> Dataflow:
-        self._keep_effects_in_order()
+        if self.has_transfers:
+            self.before.update(itertools.pairwise(range(len(self.operators))))
+        else:
+            self._keep_effects_in_order()
         position = {key: index for index, key in enumerate(self.storages)}
         problem = Problem(
             operators=tuple(Operator(node.name) for node in self.operators),
             arrays=tuple(_array(storage, self.alignment_bytes) for storage in self.storages.values()),
             before=tuple(sorted(self.before)),
+            copies=tuple(self.copies),
         )
         produced = tuple(
             tuple(None if key is None else position[key] for key in keys) for keys in self.results
@@ -387,7 +411,9 @@ def _array(storage: _Storage, alignment_bytes: int) -> Array:
     kind = ArrayKind.STATIC if storage.producer is None else ArrayKind.PLANNED
     if kind is ArrayKind.PLANNED and storage.is_output:
         kind = ArrayKind.OUTPUT
+    if storage.on_host:
+        kind = ArrayKind.HOST
     users = [user for user in storage.users if user != storage.producer]
     size_bytes = rounded(storage.size_bytes, alignment_bytes)
-    alignment = alignment_bytes if kind is ArrayKind.PLANNED else 1
+    alignment = alignment_bytes if kind in (ArrayKind.PLANNED, ArrayKind.HOST) else 1
     return Array(storage.name, size_bytes, storage.producer, tuple(sorted(users)), kind, alignment)

@@ -14,6 +14,7 @@ __all__ = [
     "BufferMemoryError",
     "CaptureError",
     "DeviceError",
+    "HostMemoryError",
     "MissingPackageError",
     "ModelLookupError",
     "NotPicklableError",
@@ -21,6 +22,7 @@ __all__ = [
     "RecordingError",
     "StepInputError",
     "StepModeError",
+    "SwapError",
     "UnsupportedOptimizerError",
 ]
 
@@ -90,6 +92,14 @@ class BudgetError(OllaError, MemoryError):
 
 class BufferMemoryError(OllaError, MemoryError):
     """The device has not enough free memory for the planned buffer."""
+
+
+class HostMemoryError(OllaError, MemoryError):
+    """The host has not enough memory, page-locked for CUDA, for the arrays that are to wait there."""
+
+
+class SwapError(OllaError, ValueError):
+    """An array was to wait on the host that cannot, or not then: says which and why."""
 
 
 class DeviceError(OllaError, RuntimeError):

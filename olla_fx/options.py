@@ -11,6 +11,7 @@ from typing import Any
 
 from olla_fx.memory_budget import MemoryBudget
 from olla_fx.rewrites import REWRITES
+from olla_fx.swap_request import SwapRequest
 from olla_solvers.errors import OptionError, SolverUnavailableError
 from olla_solvers.ilp import backends
 
@@ -59,6 +60,7 @@ class Options:
             product of the layer more, or two in a loop of your own. Bits are eager's where the device's
             kernels and the types allow it; elsewhere the weight's gradient is added up over chunks, and the
             report says that last bits may differ. None keeps the loss whole.
+        swap: what of the step waits in the host's memory, over which link. Sizes then have a plan each.
         dynamic: False makes a plan for each size of the inputs; None plans for all sizes once one varies;
             True does so at once, as far as the model allows it, which takes more time for the first plan.
             Numbers that the model asks of its inputs, such as how many labels there are, are sizes, too, once
@@ -85,6 +87,7 @@ class Options:
     loss_chunks: int | None = None
     memory_budget: int | float | str | None = None
     memory_budget_includes: str | None = None
+    swap: SwapRequest | None = None
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -108,6 +111,20 @@ class Options:
         _check_loss_chunks(self.loss_chunks, self.rewrites)
         _check_recompute(self.recompute)
         self._check_budget()
+        self._check_swap()
+
+    def _check_swap(self) -> None:
+        if self.swap is None:
+            return
+        if not isinstance(self.swap, SwapRequest):
+            raise OptionError(f"swap is a SwapRequest or None, not {self.swap!r}")
+        if self.cuda_graph:
+            raise OptionError(
+                "cuda_graph=True with swap: a captured graph would hold on to memory of the host that each "
+                "run takes and gives back. Leave one of them out"
+            )
+        if self.memory_budget is not None:
+            raise OptionError("swap is chosen without a memory budget: leave memory_budget or swap out")
 
     def _check_budget(self) -> None:
         if self.budget is not None and self.recompute is not None:
@@ -139,8 +156,13 @@ class Options:
 
     @property
     def may_recompute(self) -> bool:
-        """Return True if backward may compute anything again, so that operators' time matters."""
+        """Return True if backward may compute anything again."""
         return self.memory_budget is not None or self.recompute_share > 0
+
+    @property
+    def asks_for_seconds(self) -> bool:
+        """Return True if operators' time matters to what is planned."""
+        return self.may_recompute or self.swap is not None
 
     @property
     def changes_gradients(self) -> bool:

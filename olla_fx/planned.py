@@ -43,6 +43,7 @@ def planned(
         changes=candidate.changes,
         largest=_largest_at_peak(dataflow, problem, memory),
         recomputed=candidate.recomputed,
+        swapped=candidate.swapped,
     )
 
 

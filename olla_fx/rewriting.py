@@ -23,6 +23,7 @@ from olla_fx.passes.rewrites.blocked_updates import BLOCKS_IN_PEAK, gradients_of
 from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.recomputed import Recomputed
 from olla_fx.rewrites import Change, LossChunks
+from olla_fx.swapped import Swapped
 from olla_fx.workspaces import Workspaces, with_workspaces
 from olla_solvers.analysis import lifetimes, resident_bytes, timesteps
 from olla_solvers.order import order_quickly
@@ -52,6 +53,7 @@ class Candidate:
         schedule: an order of it.
         wanted: the rewrites that it was made with; None for none.
         recomputed: what its backward computes again.
+        swapped: what waits on the host.
         refused: what was not done since kernels do not give equal bits here.
     """
 
@@ -60,6 +62,7 @@ class Candidate:
     schedule: Schedule | None = None
     wanted: Wanted | None = None
     recomputed: Recomputed = field(default_factory=Recomputed)
+    swapped: Swapped = field(default_factory=Swapped)
     refused: tuple[str, ...] = ()
 
     @property

@@ -17,6 +17,7 @@ from olla_fx.report.snapshot import write_snapshot
 from olla_fx.report.table import format_bytes, format_table
 from olla_fx.report.totals import Totals, rows_of_totals
 from olla_fx.rewrites import Change
+from olla_fx.swapped import Swapped
 from olla_solvers.analysis import peak_bytes
 from olla_solvers.baselines.caching_allocator import CachingAllocatorModel
 from olla_solvers.errors import ProblemError
@@ -25,7 +26,7 @@ from olla_solvers.plan_json import plan_from_json, plan_to_json
 from olla_solvers.problem import ArrayKind, Offset, Operator, Problem
 from olla_solvers.validate import validate
 
-FORMAT = 4
+FORMAT = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Plan:
         update: the plan of the weight update that follows several micro-batches, in the same buffer. The
             figures below are of both.
         budget: the memory budget that it was made for; None without one.
+        swapped: what waits on the host meanwhile.
     """
 
     problem: Problem
@@ -86,6 +88,7 @@ class Plan:
     recomputed: Recomputed = field(default_factory=Recomputed)
     refused: tuple[str, ...] = ()
     budget: BudgetTerms | None = None
+    swapped: Swapped = field(default_factory=Swapped)
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -101,6 +104,11 @@ class Plan:
     def buffer_bytes(self) -> int:
         """Size of the one buffer."""
         return max(plan.memory.buffer_bytes for plan in self._parts)
+
+    @property
+    def host_bytes(self) -> int:
+        """Size of the buffer on the host; 0 if nothing waits there."""
+        return max(plan.memory.host_bytes for plan in self._parts)
 
     @property
     def peak_bytes(self) -> int:
@@ -297,6 +305,7 @@ class Plan:
         if self.budget is not None:
             rows += self.budget.rows(self.needed_bytes)
         rows += self.recomputed.rows()
+        rows += self.swapped.rows(self.host_bytes)
         eager = self.baseline_with_workspaces or self.baseline
         if eager is not None:
             rows.append(("eager's step", eager.source.value))
@@ -330,6 +339,7 @@ class Plan:
             "recomputed": self.recomputed.to_json(),
             "refused": list(self.refused),
             "budget": None if self.budget is None else self.budget.to_json(),
+            "swapped": self.swapped.to_json(),
         }
 
     @classmethod
@@ -363,6 +373,7 @@ class Plan:
                 Recomputed.from_json(document["recomputed"]),
                 tuple(map(str, document["refused"])),
                 None if budget is None else BudgetTerms(**budget),
+                Swapped.from_json(document["swapped"]),
             )
         except (KeyError, TypeError) as error:
             raise ProblemError(f"the plan lacks {error}") from error

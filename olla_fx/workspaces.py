@@ -42,5 +42,4 @@ def with_workspaces(dataflow: Dataflow, workspaces: Workspaces) -> Dataflow:
         Operator(operator.name, 0 if is_marker(node) else workspaces.get(kind_of(node), 0))
         for node, operator in zip(dataflow.operators, dataflow.problem.operators, strict=True)
     )
-    problem = dataflow.problem
-    return replace(dataflow, problem=Problem(operators, problem.arrays, problem.before))
+    return replace(dataflow, problem=replace(dataflow.problem, operators=operators))

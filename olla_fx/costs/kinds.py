@@ -22,6 +22,7 @@ from olla_fx.fx_graph import (
     may_raise,
     written_arguments,
 )
+from olla_fx.link import is_transfer
 from olla_fx.torch_compat import OpOverload, plain_name, pytree
 
 _LATE_NUMBER = -0.5
@@ -103,7 +104,9 @@ def can_be_measured(node: fx.Node, device: torch.device) -> bool:
     if not isinstance(operator, OpOverload) or operator.namespace not in _OWN_NAMESPACES:
         return False
     name = operator_name(node)
-    if _draws(node) or name in _VALUES_MATTER or (may_raise(node) and name not in _INDEXING):
+    if is_transfer(node) or _draws(node) or name in _VALUES_MATTER:
+        return False
+    if may_raise(node) and name not in _INDEXING:
         return False
     given = list(given_arguments(node))
     if any(_is_unknown(value) and str(argument.type) not in _NUMBER_TYPES for argument, value in given):

@@ -20,6 +20,7 @@ from olla_fx.costs.profiles import DeviceProfile, profile_of
 from olla_fx.costs.work import Work, work_of
 from olla_fx.dataflow import Dataflow
 from olla_fx.fx_graph import is_marker
+from olla_fx.link import is_transfer
 
 _COPY = "clone"
 _MUCH = 1 << 30
@@ -35,7 +36,8 @@ class Costs:
     """The seconds of a step's operators.
 
     Attributes:
-        seconds: of each operator, in captured order; 0 for the markers of the caller's own loop.
+        seconds: of each operator, in captured order; 0 for the markers of the caller's own loop, and for what
+            begins or waits for copies beside the others.
         device: the name of the profile by which they were estimated.
         measured_share: share of the step's seconds that kernels were measured to take, 0 to 1.
         launch_seconds: of an operator that does nothing.
@@ -90,7 +92,7 @@ def operator_seconds(
     chosen = profile or profile_of(dataflow.device)
     ratios = _Ratios(measurements, chosen)
     by_kind = {kind: measured.seconds for kind, measured in measurements.items()}
-    kinds = ["" if is_marker(node) else kind_of(node) for node in dataflow.operators]
+    kinds = ["" if is_marker(node) or is_transfer(node) else kind_of(node) for node in dataflow.operators]
     by_kind[""] = 0.0
     unknown = set()
     for kind, node in zip(kinds, dataflow.operators, strict=True):

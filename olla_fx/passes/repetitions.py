@@ -79,10 +79,13 @@ class RepeatedGraph:
     Attributes:
         graph_module: the graph.
         order: the operators' names in the sequence that was given, to begin from when it is ordered.
+        runs: for each run that was given, the name of its operator; None if nobody reads its results, or
+            another operator does its work, too.
     """
 
     graph_module: fx.GraphModule
     order: tuple[str, ...]
+    runs: tuple[str | None, ...]
 
 
 def repeat_operators(
@@ -115,7 +118,9 @@ def repeat_operators(
     reinplace(graph)
     follow_storages(graph_module, graph, views)
     return RepeatedGraph(
-        torch_compat.lazy_graph_module(graph_module, graph), tuple(_names_in_order(inserter.sequence))
+        torch_compat.lazy_graph_module(graph_module, graph),
+        tuple(_names_in_order(inserter.sequence)),
+        tuple(map(inserter.name_of, runs)),
     )
 
 
@@ -175,6 +180,11 @@ class _Inserter:
             if node.target is forward_backward_boundary:
                 self.sequence.extend(self._copies.values())
             self.sequence.extend(self._made[run.operator, run.copy] if run.copy else [node])
+
+    def name_of(self, run: OperatorRun) -> str | None:
+        """Return the name of a run's operator; None if there is none."""
+        made = self._made.get((run.operator, run.copy)) if run.copy else [self._nodes[run.operator]]
+        return None if not made or torch_compat.is_erased(made[-1]) else made[-1].name
 
     def _positions(self) -> dict[_Run, int]:
         """Return for each run the node in front of which it is to stand, by that one's position.

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from torch import fx
 
 from olla_fx import torch_compat
-from olla_fx.fx_graph import free_nodes_before
 from olla_fx.passes.in_place_forms import overwritable_arguments, write_over
 from olla_fx.passes.propagate import follow_storages, views_in
 from olla_fx.passes.regions import Regions
 from olla_fx.passes.reinplace import fits_over, may_overwrite
+from olla_fx.passes.sequence import put_in_sequence
 
 
 def arguments_to_write_over(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
@@ -53,7 +53,7 @@ def take_over(
     graph.output(graph.graph_copy(graph_module.graph, {}))
     views = views_in(graph)
     nodes = {node.name: node for node in graph.nodes}
-    _put_in_sequence(graph, [nodes[name] for name in operators])
+    put_in_sequence(graph, [nodes[name] for name in operators])
     regions = Regions(graph)
     for name in operators:
         if name in chosen:
@@ -63,19 +63,3 @@ def take_over(
                 write_over(node, argument)
     follow_storages(graph_module, graph, views)
     return torch_compat.lazy_graph_module(graph_module, graph)
-
-
-def _put_in_sequence(graph: fx.Graph, operators: Sequence[fx.Node]) -> None:
-    """Let operators stand in a sequence, each behind what it needs that is no operator."""
-    output = graph.output_node()
-    placed: dict[fx.Node, None] = {
-        node: None for node in graph.nodes if node.op in ("placeholder", "get_attr")
-    }
-    known = frozenset(operators)
-    for node in (*operators, output):
-        placed.update(dict.fromkeys(free_nodes_before(node, placed, known)))
-        placed[node] = None
-    unread = [node for node in graph.nodes if node not in placed]
-    del placed[output]
-    for node in (*placed, *unread):
-        output.prepend(node)

@@ -29,10 +29,12 @@ class RepeatedStep:
     Attributes:
         dataflow: its graph after all passes.
         order: its operators' names in the planned sequence, from which ordering begins.
+        runs: for each execution, the name of its operator; None if there is none.
     """
 
     dataflow: Dataflow
     order: tuple[str, ...]
+    runs: tuple[str | None, ...]
 
 
 def recomputation_problem(
@@ -104,7 +106,9 @@ def with_repetitions(
     ]
     repeated = repeat_operators(dataflow.graph_module, runs, dataflow.device, probe)
     return RepeatedStep(
-        build_dataflow(repeated.graph_module, dataflow.device, dataflow.gradients), repeated.order
+        build_dataflow(repeated.graph_module, dataflow.device, dataflow.gradients),
+        repeated.order,
+        repeated.runs,
     )
 
 

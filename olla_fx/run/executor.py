@@ -35,6 +35,9 @@ from olla_fx.arena import (
 from olla_fx.capture import Mode
 from olla_fx.compile import CompiledStep, CompileRequest, plan_captured
 from olla_fx.dataflow import GradientsInBuffer, build_dataflow
+from olla_fx.errors import HostMemoryError, StepModeError
+from olla_fx.link import Session
+from olla_fx.run.host_copies import HostCopies
 from olla_fx.run.memory_errors import buffer_does_not_fit
 from olla_fx.run.persistent import allocate_library_workspaces
 from olla_fx.run.pool import Lease, Way, pool_of
@@ -71,6 +74,7 @@ class Executor:
         leaves_stuck_gradients: True if gradients that a run had left in the buffer could not be moved.
         runs_alone: True if no other plan's run may have a part of the buffer meanwhile.
         tell_stuck: :meth:`note_stuck`, for the buffer to call.
+        host_copies: copies what waits on the host.
     """
 
     def __init__(
@@ -106,6 +110,8 @@ class Executor:
         self.tell_stuck = weakref.WeakMethod(self.note_stuck)
         self._is_new = True
         self._is_gathered = False
+        self._stalled_seconds = 0.0
+        self.host_copies = HostCopies(request.step.options.swap)
         self._until_settled = self._runs_until_settled()
         self._pool.want(self, step.plan.buffer_bytes)
 
@@ -139,6 +145,11 @@ class Executor:
         return tuple(
             f"{order[timestep]} request {ordinal}: {size_bytes} B" for timestep, ordinal, size_bytes in log
         )
+
+    @property
+    def stalled_seconds(self) -> float:
+        """For which operators of the last complete run in the buffer waited for copies, on a CPU."""
+        return self._stalled_seconds
 
     @property
     def record(self) -> StepRecord | None:
@@ -257,6 +268,7 @@ class Executor:
         if self._requests is not None:
             self._counts = run.counts
             self._outside_log = run.outside_log, run.step.plan.order
+            self._stalled_seconds = run.stalled_seconds
         if run.is_repeated:
             return
         run.is_repeated = again
@@ -290,7 +302,7 @@ class Executor:
 
     def _measure(self, run: Run, record: StepRecord) -> None:
         """Measure what operators take, if plans depend on it; a family's have no layouts of their own."""
-        if self._request.step.options.may_recompute and self._compile_again is None:
+        if self._request.step.options.asks_for_seconds and self._compile_again is None:
             plan = run.step.plan
             measure_operators(run.step.dataflow, record, run.recorded_seconds, plan.peak_bytes)
 
@@ -362,6 +374,17 @@ class Run:
         self.recording: list[RecordedRequest] = []
         self.gradients = self.step.dataflow.gradients
         self.was_in_the_way = False
+        self._session: Session | None = None
+        try:
+            self._session = executor.host_copies.session(self.step)
+        except (HostMemoryError, StepModeError):
+            self.release()
+            raise
+
+    @property
+    def stalled_seconds(self) -> float:
+        """For which its operators have waited for copies."""
+        return 0.0 if self._session is None else self._session.stalled_seconds
 
     def run_phase(self, index: int, arguments: Sequence[Any], *, last: bool = True) -> Any:
         """Run a phase.
@@ -381,9 +404,9 @@ class Run:
             device_type = self.step.captured.device.type
             if torch.is_autocast_enabled(device_type):  # what it casts is in the graph already
                 with torch.autocast(device_type, enabled=False):
-                    results = self._run(index, arguments)
+                    results = self._run_with_copies(index, arguments)
             else:
-                results = self._run(index, arguments)
+                results = self._run_with_copies(index, arguments)
             if self.arena is not None and index + 1 == len(self.step.emitted.functions):
                 self._executor.end(self, again=not last)
         except BaseException:
@@ -395,6 +418,12 @@ class Run:
             # The pool must not hold on to the run, which ends when its caller drops it.
             self._lease.wait(functools.partial(_held_range, None if self.arena is None else self.step))
         return results
+
+    def _run_with_copies(self, index: int, arguments: Sequence[Any]) -> Any:
+        if self._session is None:
+            return self._run(index, arguments)
+        with self._session.entered():
+            return self._run(index, arguments)
 
     def _run(self, index: int, arguments: Sequence[Any]) -> Any:
         function = self.step.emitted.functions[index]
@@ -442,8 +471,10 @@ class Run:
             self._lease.leave_gradients(gradients, self._executor.tell_stuck)
 
     def release(self) -> None:
-        """Give the buffer back."""
+        """Give the buffer back, and the host's."""
         self.arena = None  # which would keep its memory
+        if self._session is not None:
+            self._session.close()
         if self._lease is not None:
             self._lease.release()
 

@@ -23,6 +23,7 @@ from olla_fx.capture.values.questions import known_answers
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.eager.record import Recording
 from olla_fx.errors import StepInputError, StepModeError
+from olla_fx.link import poison_host_memory
 from olla_fx.run.autograd import Pass, PlannedFunction
 from olla_fx.run.calls import Call, check_training_flag, refuse_transforms, shows_the_model
 from olla_fx.run.container import ContainerMethods
@@ -252,6 +253,7 @@ class PlannedModule(ContainerMethods, nn.Module):
             cached_plans=len(self._plans),
             families=self._plans.families.count,
             cache_size_limit=self._plans.cache.limit,
+            stalled_seconds=current.executor.stalled_seconds,
         )
 
     def replan(self) -> None:
@@ -264,7 +266,7 @@ class PlannedModule(ContainerMethods, nn.Module):
             self._plans.forget()
 
     def poison(self, byte: int = 0xFF) -> None:
-        """Overwrite the buffers that are free between two calls; the next call must not notice.
+        """Overwrite the buffers that are free between two calls, the host's, too; the next must not notice.
 
         Args:
             byte: what every byte becomes.
@@ -275,6 +277,7 @@ class PlannedModule(ContainerMethods, nn.Module):
         if self._turn.is_taken:
             raise StepModeError("the buffer holds activations that a backward still needs")
         pool_of(self._plans.current.executor.step.captured.device).poison(byte)
+        poison_host_memory(byte)
 
     def report(self, eager: Recording | None = None) -> StepReport:
         """Compare the plan with eager and say how the last call was served; tables when printed.

@@ -258,7 +258,7 @@ def problem_with_workspaces(problem: Problem, record: StepRecord, alignment_byte
     for index, planned in enumerate(problem.arrays):
         size_bytes = max(planned.size_bytes, requested.get(index, 0))
         arrays.append(dataclasses.replace(planned, size_bytes=size_bytes))
-    return Problem(operators, tuple(arrays), problem.before)
+    return dataclasses.replace(problem, operators=operators, arrays=tuple(arrays))
 
 
 def planned_requests(problem: Problem, plan: MemoryPlan, record: StepRecord) -> list[PlannedRequest]:

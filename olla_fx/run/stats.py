@@ -43,6 +43,8 @@ class StepStats:
         cached_plans: the number of plans that the module keeps.
         cache_size_limit: the number of plans that it may keep, beside those of families.
         families: the number of graphs that were captured once for all sizes of their inputs.
+        stalled_seconds: for which operators of the last complete run in the buffer waited for copies between
+            device and host, on a CPU; on CUDA 0, since streams wait, of which the host does not know.
     """
 
     binding: Binding
@@ -57,6 +59,7 @@ class StepStats:
     cached_plans: int
     cache_size_limit: int
     families: int
+    stalled_seconds: float
 
 
 @dataclass(frozen=True)

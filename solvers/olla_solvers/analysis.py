@@ -35,6 +35,12 @@ def lifetimes(problem: Problem, order: Sequence[OperatorIndex]) -> dict[str, Ran
     return {array.name: _lifetime(array, timestep) for array in problem.planned}
 
 
+def host_lifetimes(problem: Problem, order: Sequence[OperatorIndex]) -> dict[str, Range]:
+    """Return when each array on the host is alive, as :func:`lifetimes` does of planned ones."""
+    timestep = timesteps(order)
+    return {array.name: _lifetime(array, timestep) for array in problem.on_host}
+
+
 def resident_bytes(problem: Problem, order: Sequence[OperatorIndex]) -> tuple[Bytes, ...]:
     """Return the size of the resident set at every timestep: planned arrays alive, and the workspace.
 

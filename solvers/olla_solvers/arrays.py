@@ -20,12 +20,14 @@ class ArrayKind(enum.StrEnum):
     """Who owns an array's memory.
 
     ``PLANNED`` arrays live in the buffer, ``STATIC`` ones belong to the caller and are alive all the
-    time, ``OUTPUT`` ones are made by the step and given to the caller, outside the buffer.
+    time, ``OUTPUT`` ones are made by the step and given to the caller, outside the buffer. ``HOST`` arrays
+    are copies that wait in a buffer of their own, in the host's memory.
     """
 
     PLANNED = "planned"
     STATIC = "static"
     OUTPUT = "output"
+    HOST = "host"
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,8 @@ class MemoryPlan:
         provenance: the methods that found and proved it.
         timings: seconds a stage, by stage (``order``, ``place``, ...).
         progress: every improvement of ``order`` and ``place``, and its time.
+        host_offsets: array name to its offset in the host's buffer, in bytes; arrays on the host only.
+        host_bytes: size of that buffer.
     """
 
     order: tuple[str, ...]
@@ -192,6 +194,8 @@ class MemoryPlan:
     provenance: Provenance
     timings: Mapping[str, float] = field(default_factory=dict)
     progress: Mapping[str, tuple[Improvement, ...]] = field(default_factory=dict)
+    host_offsets: Mapping[str, Offset] = field(default_factory=dict)
+    host_bytes: Bytes = 0
 
     @property
     def is_optimal(self) -> bool:

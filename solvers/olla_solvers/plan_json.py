@@ -43,6 +43,8 @@ def plan_to_json(plan: MemoryPlan) -> dict[str, Any]:
             stage: [dataclasses.asdict(improvement) for improvement in improvements]
             for stage, improvements in plan.progress.items()
         },
+        "host_offsets": dict(plan.host_offsets),
+        "host_bytes": plan.host_bytes,
     }
 
 
@@ -72,8 +74,9 @@ def plan_from_json(document: Mapping[str, Any]) -> MemoryPlan:
         "provenance",
         "seconds",
     }
-    # Plans of earlier versions have no progress.
-    _check_fields(document, fields, _DERIVED | {"format", "progress"}, "the plan")
+    # Plans of earlier versions have neither progress nor arrays on the host.
+    later = {"format", "progress", "host_offsets", "host_bytes"}
+    _check_fields(document, fields, _DERIVED | later, "the plan")
     return MemoryPlan(
         order=tuple(_items(document["order"], str, "order")),
         offsets=_mapping(document["offsets"], (int,), "offsets"),
@@ -87,6 +90,8 @@ def plan_from_json(document: Mapping[str, Any]) -> MemoryPlan:
             stage: tuple(_improvement(improvement) for improvement in improvements)
             for stage, improvements in _mapping(document.get("progress", {}), (list,), "progress").items()
         },
+        host_offsets=_mapping(document.get("host_offsets", {}), (int,), "host_offsets"),
+        host_bytes=_typed(document.get("host_bytes", 0), (int,), "host_bytes"),
     )
 
 

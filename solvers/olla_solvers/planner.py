@@ -25,7 +25,7 @@ from olla_solvers.place import place_patiently
 from olla_solvers.place.skyline import longest_lifetime, skyline
 from olla_solvers.plan import MemoryPlan, Provenance, Schedule
 from olla_solvers.problem import Bytes, OperatorIndex, Problem
-from olla_solvers.spans import height_bytes, scratching, spans_of
+from olla_solvers.spans import height_bytes, host_spans_of, scratching, spans_of
 from olla_solvers.validate import validate
 
 ORDER_SHARE = 0.65
@@ -58,7 +58,8 @@ def make_plan(
         observer: hears of each improvement while planning goes on.
 
     Returns:
-        The plan, which has passed :func:`~olla_solvers.validate.validate`.
+        The plan, which has passed :func:`~olla_solvers.validate.validate`. Arrays on the host are placed in a
+        buffer of theirs.
 
     Raises:
         SolverUnavailableError: if the named solver is unknown, missing or not licensed.
@@ -113,6 +114,7 @@ def _place(
     arrays = len(problem.planned)
     names = [array.name for array in problem.planned]
     workspaces = [operator.name for _, operator in scratching(problem)]
+    on_host = place_patiently(host_spans_of(problem, schedule.order), patience, solver="none")
     return MemoryPlan(
         order=tuple(problem.operators[operator].name for operator in schedule.order),
         offsets=dict(zip(names, placement.offsets[:arrays], strict=True)),
@@ -130,6 +132,10 @@ def _place(
         ),
         timings={"order": schedule.seconds, "place": time.monotonic() - start},
         progress={"order": schedule.progress, "place": placement.progress},
+        host_offsets={
+            array.name: offset for array, offset in zip(problem.on_host, on_host.offsets, strict=True)
+        },
+        host_bytes=on_host.height_bytes,
     )
 
 

@@ -37,14 +37,18 @@ class Problem:
             :attr:`captured_order` is executable.
         arrays: every storage, of all kinds.
         before: pairs (u, v): operator u runs before operator v although v reads nothing of u's.
+        copies: pairs (u, v): operator u begins to copy an array into another, which it makes, and operator
+            v, which reads both, waits until that is done. Others run meanwhile.
 
     Raises:
-        ProblemError: if a name is repeated, an index or a size is wrong, or there is a cycle.
+        ProblemError: if a name is repeated, an index or a size is wrong, a copy has no arrays, or there is a
+            cycle.
     """
 
     operators: tuple[Operator, ...]
     arrays: tuple[Array, ...]
     before: tuple[tuple[OperatorIndex, OperatorIndex], ...] = ()
+    copies: tuple[tuple[OperatorIndex, OperatorIndex], ...] = ()
 
     def __post_init__(self) -> None:
         """Check names, indices, sizes and acyclicity once."""
@@ -52,6 +56,7 @@ class Problem:
         _check_arrays(self.arrays, self.operators)
         _check_total(self.operators, self.arrays)
         _check_before(self.before, self.operators)
+        _check_copies(self.copies, self.arrays, self.operators)
         if len(self.captured_order) < len(self.operators):
             raise ProblemError(f"the operators form a cycle: {self._cycle()}")
 
@@ -104,6 +109,11 @@ class Problem:
         return tuple(array for array in self.arrays if array.kind is ArrayKind.PLANNED)
 
     @cached_property
+    def on_host(self) -> tuple[Array, ...]:
+        """The arrays that live in the host's buffer."""
+        return tuple(array for array in self.arrays if array.kind is ArrayKind.HOST)
+
+    @cached_property
     def static_bytes(self) -> Bytes:
         """Sum of the static arrays' sizes."""
         return sum(array.size_bytes for array in self.arrays if array.kind is ArrayKind.STATIC)
@@ -133,7 +143,7 @@ class Problem:
         _check_total(operators, arrays)
         structure = {
             name: getattr(self, name)
-            for name in ("before", "edges", "predecessors", "successors", "captured_order")
+            for name in ("before", "copies", "edges", "predecessors", "successors", "captured_order")
         }
         problem = object.__new__(Problem)
         problem.__dict__.update(structure, operators=operators, arrays=arrays)
@@ -148,7 +158,7 @@ class Problem:
 
     def to_json(self) -> dict[str, Any]:
         """Return the problem as JSON-ready dictionaries; operators are referred to by name."""
-        return graph_to_json(self.operators, self.arrays, self.before)
+        return graph_to_json(self.operators, self.arrays, self.before, self.copies)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Problem:
@@ -178,7 +188,7 @@ class Problem:
             raise ProblemError(f"{path}: {error}") from error
 
     def to_networkx(self) -> networkx.DiGraph:
-        """Return a graph to look at, with a node for each operator and each array.
+        """Return a graph to look at, with a node for each operator and each array; it tells no copies.
 
         Nodes are ``("operator", name)`` and ``("array", name)``, with the fields of :class:`Operator` and
         :class:`Array` as attributes. Edges lead from an operator to the arrays it makes, from an array to the
@@ -294,6 +304,28 @@ def _check_total(operators: Sequence[Operator], arrays: Sequence[Array]) -> None
         raise ProblemError(
             f"all sizes together reach 2**62 B; the largest is that of {largest}, {sizes[largest]} B"
         )
+
+
+def _check_copies(
+    copies: Sequence[tuple[int, int]], arrays: Sequence[Array], operators: Sequence[Operator]
+) -> None:
+    if any(not 0 <= operator < len(operators) for pair in copies for operator in pair):
+        raise ProblemError("a copy refers to an operator that does not exist")
+    made: dict[int, list[Array]] = {begin: [] for begin, _ in copies}
+    read: dict[int, list[Array]] = {begin: [] for begin, _ in copies}
+    for array in arrays:
+        if array.producer in made:
+            made[array.producer].append(array)
+        for reader in array.consumers:
+            if reader in read:
+                read[reader].append(array)
+    for begin, wait in copies:
+        is_read_by_both = any(wait in array.consumers for array in read[begin])
+        if len(made[begin]) != 1 or wait not in made[begin][0].consumers or not is_read_by_both:
+            raise ProblemError(
+                f"operators {operators[begin].name!r} and {operators[wait].name!r} are no copy: the first "
+                "makes one array of another, and the second reads both"
+            )
 
 
 def _check_before(before: Sequence[tuple[int, int]], operators: Sequence[Operator]) -> None:

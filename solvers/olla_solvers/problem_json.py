@@ -1,5 +1,7 @@
 """Writes and reads graphs: ``{"format": 1, "operators": [...], "arrays": [...], "before": [...]}``.
 
+Graphs in which arrays wait on the host have ``"copies": [...]``, too.
+
 Used by :class:`~olla_solvers.problem.Problem`, which checks what was read. In files, operators are referred
 to by name.
 """
@@ -20,21 +22,27 @@ Edge: TypeAlias = tuple[OperatorIndex, OperatorIndex]
 
 
 def graph_to_json(
-    operators: Sequence[Operator], arrays: Sequence[Array], before: Sequence[Edge]
+    operators: Sequence[Operator],
+    arrays: Sequence[Array],
+    before: Sequence[Edge],
+    copies: Sequence[Edge] = (),
 ) -> dict[str, Any]:
     """Return a graph as JSON-ready dictionaries."""
     names = [operator.name for operator in operators]
-    return {
+    document = {
         "format": FORMAT,
         "operators": [_operator_to_json(operator) for operator in operators],
         "arrays": [_array_to_json(array, names) for array in arrays],
         "before": [[names[earlier], names[later]] for earlier, later in before],
     }
+    if copies:
+        document["copies"] = [[names[begin], names[wait]] for begin, wait in copies]
+    return document
 
 
 def graph_from_json(
     document: Mapping[str, Any],
-) -> tuple[tuple[Operator, ...], tuple[Array, ...], tuple[Edge, ...]]:
+) -> tuple[tuple[Operator, ...], tuple[Array, ...], tuple[Edge, ...], tuple[Edge, ...]]:
     """Read what :func:`graph_to_json` writes.
 
     Raises:
@@ -44,12 +52,17 @@ def graph_from_json(
         raise ProblemError(f"a graph must be a JSON object, not {type(document).__name__}")
     if document.get("format") != FORMAT:
         raise ProblemError(f"unknown graph format {document.get('format')!r}; expected {FORMAT}")
-    _refuse_unknown(document, {"format", "operators", "arrays", "before"}, "the graph")
+    _refuse_unknown(document, {"format", "operators", "arrays", "before", "copies"}, "the graph")
     operators = tuple(_operator_from_json(item) for item in _list(document, "operators"))
     index = {operator.name: position for position, operator in enumerate(operators)}
     arrays = tuple(_array_from_json(item, index) for item in _list(document, "arrays"))
-    pairs = _list(document, "before") if "before" in document else []
-    return operators, arrays, tuple(_edge_from_json(pair, index) for pair in pairs)
+    before, copies = (
+        tuple(_edge_from_json(pair, index, f"a pair of {field!r}") for pair in _list(document, field))
+        if field in document
+        else ()
+        for field in ("before", "copies")
+    )
+    return operators, arrays, before, copies
 
 
 def read_document(path: str | Path) -> Any:
@@ -112,10 +125,10 @@ def _array_from_json(document: Any, index: Mapping[str, int]) -> Array:
     )
 
 
-def _edge_from_json(pair: Any, index: Mapping[str, int]) -> Edge:
+def _edge_from_json(pair: Any, index: Mapping[str, int], label: str) -> Edge:
     if not isinstance(pair, list) or len(pair) != 2:
-        raise ProblemError(f"a before-edge must be a pair of operator names, not {pair!r}")
-    return _lookup(pair[0], index, "a before-edge"), _lookup(pair[1], index, "a before-edge")
+        raise ProblemError(f"{label} must be a pair of operator names, not {pair!r}")
+    return _lookup(pair[0], index, label), _lookup(pair[1], index, label)
 
 
 def _lookup(name: Any, index: Mapping[str, int], label: str) -> int:

@@ -249,7 +249,7 @@ def _restated(problem: Problem, taken: Sequence[Pair], undecided: Sequence[Pair]
     for index, array in enumerate(arrays):
         if place[index] == index:
             kept.append(replace(array, consumers=tuple(sorted(readers[index]))))
-    return Problem(problem.operators, tuple(kept), tuple(sorted(before)))
+    return replace(problem, arrays=tuple(kept), before=tuple(sorted(before)))
 
 
 def _producer(problem: Problem, array: int) -> OperatorIndex:

@@ -4,19 +4,21 @@ Everything is derived anew from the problem's lists: which order is executable, 
 (half open, from the producer's timestep to just after the last consumer's; an unread array and a
 workspace for one timestep), and that no two things alive together share a byte (OLLA §3.3, the condition
 that equations 6-7 encode). Overlaps are found by one sweep over time that keeps the live intervals sorted
-by offset: only neighbours can collide first.
+by offset: only neighbours can collide first. Copies run beside operators: while one does, nobody else
+reads or writes what it makes, and from when it begins nobody does what it copies, unless that is on the
+host, where nothing but copies writes.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
 from olla_solvers.errors import ValidationError
 from olla_solvers.plan import MemoryPlan
-from olla_solvers.problem import ArrayKind, Problem
+from olla_solvers.problem import Array, ArrayKind, Problem
 
 
 class _Block(NamedTuple):
@@ -46,11 +48,16 @@ def validate(problem: Problem, plan: MemoryPlan) -> None:
     """
     timestep = _check_order(problem, plan.order)
     _check_names(problem, plan)
+    _check_copies(problem, timestep)
     blocks = _blocks(problem, plan, timestep)
     _check_inside(blocks, plan.buffer_bytes)
-    _check_alignment(problem, plan)
+    _check_alignment(problem.arrays, ArrayKind.PLANNED, plan.offsets)
     _check_overlaps(blocks)
     _check_figures(blocks, plan)
+    on_host = _array_blocks(problem, ArrayKind.HOST, plan.host_offsets, timestep)
+    _check_inside(on_host, plan.host_bytes, "the host's buffer")
+    _check_alignment(problem.arrays, ArrayKind.HOST, plan.host_offsets)
+    _check_overlaps(on_host)
 
 
 def _check_order(problem: Problem, order: tuple[str, ...]) -> dict[str, int]:
@@ -88,12 +95,39 @@ def _too_early(problem: Problem, at: list[int], earlier: int, later: int, why: s
     )
 
 
+def _check_copies(problem: Problem, timestep: Mapping[str, int]) -> None:
+    """Check that a copy reads what nobody changes any more, and is read by nobody before it is done."""
+    at = [timestep[operator.name] for operator in problem.operators]
+    wait_of = dict(problem.copies)
+    if len(wait_of) < len(problem.copies):
+        raise ValidationError("an operator begins two copies")
+    for array in problem.arrays:
+        for begin in (array.producer, *array.consumers):
+            if begin not in wait_of:
+                continue
+            wait = wait_of[begin]
+            if at[wait] < at[begin]:
+                raise ValidationError(
+                    f"operator {problem.operators[wait].name!r} waits at timestep {at[wait]} for a copy that "
+                    f"begins only at timestep {at[begin]}"
+                )
+            if begin != array.producer and wait not in array.consumers:
+                continue  # it does not copy this one
+            for user in array.consumers:
+                is_too_early = begin == array.producer and at[user] < at[wait]
+                is_source = begin != array.producer and array.kind is not ArrayKind.HOST
+                is_too_late = is_source and at[user] > at[begin]
+                if user not in (begin, wait) and (is_too_early or is_too_late):
+                    moment = "before its copy is done" if is_too_early else "while it is copied, or after it"
+                    raise ValidationError(
+                        f"operator {problem.operators[user].name!r}, at timestep {at[user]}, uses array "
+                        f"{array.name!r} {moment}: [{at[begin]}, {at[wait]}]"
+                    )
+
+
 def _check_names(problem: Problem, plan: MemoryPlan) -> None:
-    planned = {array.name for array in problem.arrays if array.kind is ArrayKind.PLANNED}
-    for name in sorted(planned - set(plan.offsets)):
-        raise ValidationError(f"planned array {name!r} has no offset")
-    for name in sorted(set(plan.offsets) - planned):
-        raise ValidationError(f"{name!r} has an offset but is no planned array of the problem")
+    _check_offsets(problem, ArrayKind.PLANNED, plan.offsets)
+    _check_offsets(problem, ArrayKind.HOST, plan.host_offsets)
     scratching = {operator.name for operator in problem.operators if operator.workspace_bytes > 0}
     for name in sorted(scratching - set(plan.workspace_offsets)):
         raise ValidationError(f"operator {name!r} needs a workspace, which has no offset")
@@ -101,17 +135,32 @@ def _check_names(problem: Problem, plan: MemoryPlan) -> None:
         raise ValidationError(f"{name!r} has a workspace offset but is no operator with a workspace")
 
 
-def _blocks(problem: Problem, plan: MemoryPlan, timestep: Mapping[str, int]) -> list[_Block]:
+def _check_offsets(problem: Problem, kind: ArrayKind, offsets: Mapping[str, int]) -> None:
+    placed = {array.name for array in problem.arrays if array.kind is kind}
+    for name in sorted(placed - set(offsets)):
+        raise ValidationError(f"{kind} array {name!r} has no offset")
+    for name in sorted(set(offsets) - placed):
+        raise ValidationError(f"{name!r} has an offset but is no {kind} array of the problem")
+
+
+def _array_blocks(
+    problem: Problem, kind: ArrayKind, offsets: Mapping[str, int], timestep: Mapping[str, int]
+) -> list[_Block]:
     at = [timestep[operator.name] for operator in problem.operators]
     blocks = []
     for array in problem.arrays:
-        if array.kind is not ArrayKind.PLANNED or array.producer is None:
+        if array.kind is not kind or array.producer is None:
             continue
         first = last = at[array.producer]
         for reader in array.consumers:
             last = max(last, at[reader])
-        offset = plan.offsets[array.name]
-        blocks.append(_Block("array", array.name, first, last + 1, offset, array.size_bytes))
+        blocks.append(_Block("array", array.name, first, last + 1, offsets[array.name], array.size_bytes))
+    return blocks
+
+
+def _blocks(problem: Problem, plan: MemoryPlan, timestep: Mapping[str, int]) -> list[_Block]:
+    at = [timestep[operator.name] for operator in problem.operators]
+    blocks = _array_blocks(problem, ArrayKind.PLANNED, plan.offsets, timestep)
     for operator, first in zip(problem.operators, at, strict=True):
         if operator.workspace_bytes > 0:
             offset, size = plan.workspace_offsets[operator.name], operator.workspace_bytes
@@ -119,20 +168,20 @@ def _blocks(problem: Problem, plan: MemoryPlan, timestep: Mapping[str, int]) -> 
     return blocks
 
 
-def _check_inside(blocks: list[_Block], buffer_bytes: int) -> None:
+def _check_inside(blocks: list[_Block], buffer_bytes: int, buffer: str = "the buffer") -> None:
     for block in blocks:
         if block.offset < 0 or block.offset + block.size > buffer_bytes:
             raise ValidationError(
-                f"{block.label} at [{block.offset}, {block.offset + block.size}) B lies outside the buffer "
+                f"{block.label} at [{block.offset}, {block.offset + block.size}) B lies outside {buffer} "
                 f"of {buffer_bytes} B"
             )
 
 
-def _check_alignment(problem: Problem, plan: MemoryPlan) -> None:
-    for array in problem.arrays:
-        if array.kind is ArrayKind.PLANNED and plan.offsets[array.name] % array.alignment:
+def _check_alignment(arrays: Sequence[Array], kind: ArrayKind, offsets: Mapping[str, int]) -> None:
+    for array in arrays:
+        if array.kind is kind and offsets[array.name] % array.alignment:
             raise ValidationError(
-                f"array {array.name!r} is at offset {plan.offsets[array.name]} B, not a multiple of its "
+                f"array {array.name!r} is at offset {offsets[array.name]} B, not a multiple of its "
                 f"alignment {array.alignment} B"
             )
 

@@ -10,6 +10,7 @@ from olla_fx import Options
 from olla_fx.options import changed_options
 from olla_solvers.errors import OptionError, SolverUnavailableError
 from tests.olla_fx.helpers import mlp
+from tests.olla_fx.transfers import swapping
 
 
 @pytest.mark.parametrize(
@@ -85,3 +86,11 @@ def test_chunks_of_losses_are_a_number_and_a_rewrite(values, words):
     with pytest.raises(OptionError, match=words):
         Options(**values)
     assert Options(loss_chunks=2, rewrites="chunked_loss").loss_chunks == 2
+
+
+def test_swapping_goes_with_neither_cuda_graphs_nor_a_budget():
+    for other in ({"cuda_graph": True}, {"memory_budget": 0.7}):
+        with pytest.raises(OptionError, match=r"leave .* out|Leave one of them out"):
+            Options(swap=swapping(), **other)
+    with pytest.raises(OptionError, match="swap is a SwapRequest or None, not 'auto'"):
+        Options(swap="auto")

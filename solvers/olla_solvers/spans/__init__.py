@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from olla_solvers.analysis import lifetimes, timesteps
+from olla_solvers.analysis import Range, host_lifetimes, lifetimes, timesteps
 from olla_solvers.plan import Span
-from olla_solvers.problem import Bytes, Offset, Operator, OperatorIndex, Problem, Timestep
+from olla_solvers.problem import Array, Bytes, Offset, Operator, OperatorIndex, Problem, Timestep
 
 
 def spans_of(problem: Problem, order: Sequence[OperatorIndex]) -> tuple[Span, ...]:
@@ -27,10 +27,7 @@ def spans_of(problem: Problem, order: Sequence[OperatorIndex]) -> tuple[Span, ..
         One span for each planned array and for each operator with a workspace.
     """
     alive = lifetimes(problem, order)
-    spans = [
-        Span(array.name, alive[array.name].lower, alive[array.name].upper, array.size_bytes, array.alignment)
-        for array in problem.planned
-    ]
+    spans = [_span(array, alive[array.name]) for array in problem.planned]
     alignment = max((array.alignment for array in problem.planned), default=1)
     timestep = timesteps(order)
     taken = {array.name for array in problem.planned}
@@ -41,6 +38,21 @@ def spans_of(problem: Problem, order: Sequence[OperatorIndex]) -> tuple[Span, ..
         first = timestep[index]
         spans.append(Span(name, first, first + 1, operator.workspace_bytes, alignment))
     return tuple(spans)
+
+
+def host_spans_of(problem: Problem, order: Sequence[OperatorIndex]) -> tuple[Span, ...]:
+    """Return the spans of the arrays that wait on the host, in the problem's sequence.
+
+    Args:
+        problem: the graph.
+        order: operator indices, first to last.
+    """
+    alive = host_lifetimes(problem, order)
+    return tuple(_span(array, alive[array.name]) for array in problem.on_host)
+
+
+def _span(array: Array, alive: Range) -> Span:
+    return Span(array.name, alive.lower, alive.upper, array.size_bytes, array.alignment)
 
 
 def scratching(problem: Problem) -> list[tuple[OperatorIndex, Operator]]:

@@ -1,0 +1,177 @@
+"""Threads that copy keep to the speed of a link, and hold on to memory only as long as they copy."""
+
+import contextlib
+import gc
+import math
+import threading
+import time
+import weakref
+
+import pytest
+import torch
+
+from olla_fx.errors import HostMemoryError
+from olla_fx.link import HostMemory, Session, engines_for, poison_host_memory
+from olla_solvers.swapping.transfers import Link
+from tests.olla_fx.transfers import FAST
+
+CPU = torch.device("cpu")
+SIZE = 1 << 20
+
+
+def bytes_of_ones():
+    return torch.ones(SIZE, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("begin", ["begin_out", "begin_in"])
+def test_bytes_are_there_after_the_wait_and_not_before_a_link_brings_them(begin):
+    engines = engines_for(CPU, Link(5e6, 5e6, 0.01))
+    source, target = bytes_of_ones(), torch.zeros(SIZE, dtype=torch.uint8)
+    began = time.perf_counter()
+    copy = getattr(engines, begin)(source, target)
+    assert not target[-1]
+    stalled = copy.wait()
+    taken = time.perf_counter() - began
+    assert torch.equal(source, target)
+    assert taken >= SIZE / 5e6 + 0.01
+    assert 0 < stalled <= taken
+    assert copy.wait() == 0.0
+
+
+def test_copies_of_one_direction_come_one_after_the_other_and_directions_beside_each_other():
+    engines = engines_for(CPU, Link(4e6, math.inf))
+    first, second = (engines.begin_out(bytes_of_ones(), torch.empty(SIZE, dtype=torch.uint8)) for _ in "ab")
+    other = engines.begin_in(bytes_of_ones(), torch.empty(SIZE, dtype=torch.uint8))
+    other.wait()
+    assert not second.done.is_set()
+    second.wait()
+    assert first.done.is_set()
+
+
+def test_memory_is_free_when_a_copy_is_done():
+    engines = engines_for(CPU, FAST)
+    source, target = bytes_of_ones(), torch.empty(SIZE, dtype=torch.uint8)
+    gone = [weakref.ref(source), weakref.ref(target)]
+    copy = engines.begin_out(source, target)
+    del source, target
+    copy.wait()
+    gc.collect()
+    assert [each() for each in gone] == [None, None]
+
+
+def test_sessions_give_memory_back_and_wait_for_what_is_under_way():
+    memory, engines = HostMemory(2 * SIZE, CPU), engines_for(CPU, Link(1e7, 1e7))
+    session = Session(memory, engines, {0: (0, SIZE), 1: (SIZE, 2 * SIZE)})
+    array = torch.ones(SIZE // 4)
+    with session.entered():
+        host = session.offload(1, array)
+    session.close()
+    assert torch.equal(host.view(torch.float32), array)
+    again = Session(memory, engines, {0: (0, SIZE)})
+    assert again.offload(0, array).data_ptr() == host.data_ptr() - SIZE
+    with pytest.raises(RuntimeError, match="given back"):
+        session.offload(0, array)
+    again.close()
+    poison_host_memory(0xFF)
+    assert host.eq(0xFF).all()
+
+
+def test_sessions_that_are_dropped_end():
+    memory, engines = HostMemory(SIZE, CPU), engines_for(CPU, Link(1e7, 1e7))
+    session = Session(memory, engines, {0: (0, SIZE)})
+    address = session.offload(0, torch.ones(SIZE // 4)).data_ptr()
+    del session
+    buffer = memory.take()
+    assert buffer.data_ptr() == address
+    assert torch.equal(buffer.view(torch.float32), torch.ones(SIZE // 4))
+
+
+def test_sessions_belong_to_threads():
+    memory, engines = HostMemory(SIZE, CPU), engines_for(CPU, FAST)
+    session = Session(memory, engines, {0: (0, SIZE)})
+    found = []
+
+    def look():
+        try:
+            torch.ops.olla_fx.offload(torch.ones(2), 0)
+        except RuntimeError as error:
+            found.append(str(error))
+
+    with session.entered():
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    session.close()
+    assert "call the step" in found[0]
+
+
+def test_a_host_without_memory_is_told(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("out of memory\nand more")
+
+    monkeypatch.setattr(torch, "empty", fail)
+    with pytest.raises(HostMemoryError, match=r"no 1\.00 MiB of memory .*: out of memory\. Swap less"):
+        HostMemory(SIZE, CPU).take()
+    with pytest.raises(HostMemoryError, match="page-locked"):
+        HostMemory(SIZE, torch.device("cuda")).take()
+
+
+class Streams:
+    """Stands for CUDA's streams and events, and notes who waits for whom."""
+
+    def __init__(self, monkeypatch):
+        self.log, made = [], iter(("out", "in"))
+        log = self.log
+
+        class Stream:
+            def __init__(self, name):
+                self.name = name
+
+            def wait_stream(self, other):
+                log.append(f"{self.name} waits for {other.name}")
+
+            def wait_event(self, event):
+                log.append(f"{self.name} waits for a copy {event.of}")
+
+        class Event:
+            def record(self, stream):
+                self.of = stream.name
+                log.append(f"copy {stream.name}")
+
+        computing = Stream("computing")
+        monkeypatch.setattr(torch.cuda, "Stream", lambda _: Stream(next(made)))
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: computing)
+        monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+
+
+def test_streams_wait_for_each_other(monkeypatch):
+    log = Streams(monkeypatch).log
+    engines = engines_for(torch.device("cuda"), FAST)
+    source, target = bytes_of_ones(), torch.empty(SIZE, dtype=torch.uint8)
+    out = engines.begin_out(source, target)
+    back = engines.begin_in(target, source)
+    assert out.wait() == 0.0
+    out.drain()
+    back.drain()
+    assert torch.equal(source, target)
+    assert log == [
+        "out waits for computing",
+        "copy out",
+        "in waits for computing",
+        "copy in",
+        "computing waits for a copy out",
+        "computing waits for a copy in",
+    ]
+
+
+def test_streams_keep_memory_until_it_was_waited_for(monkeypatch):
+    Streams(monkeypatch)
+    engines = engines_for(torch.device("cuda"), FAST)
+    source, target = bytes_of_ones(), torch.empty(SIZE, dtype=torch.uint8)
+    gone = [weakref.ref(source), weakref.ref(target)]
+    copy = engines.begin_in(source, target)
+    del source, target
+    assert all(each() is not None for each in gone)
+    copy.wait()
+    assert [each() for each in gone] == [None, None]
