@@ -1,0 +1,220 @@
+"""The fastest sequence within a budget if each array may be kept, made again, or wait on the host.
+
+What others plan as one large program falls into two that are solved in turn. Which arrays wait on the host
+is chosen for a sequence (:mod:`olla_solvers.swapping.choice`), without stalls at first; then they are
+elsewhere for so many operators of the order, and the fastest repetitions are planned around that
+(:mod:`olla_solvers.recomputation.least_time`), which leave other arrays to choose from, and so on. The first
+choice is for the order without repetitions. There a byte is worth what it is worth in the bound
+(:mod:`olla_solvers.swapping.bounds`), or less if its array is made again for less.
+
+Repetitions come in backward and give the link more time, so what was planned without stalls stays so; and
+what is left beyond the budget in the end is waited for.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from olla_solvers.problem import Bytes
+from olla_solvers.recomputation import least_time as repetitions
+from olla_solvers.recomputation.bounds import LowerBound
+from olla_solvers.recomputation.evaluate import Evaluator, plain_states
+from olla_solvers.recomputation.instance import Instance, prepare
+from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem, Seconds, Stay
+from olla_solvers.recomputation.residency import CLOSE
+from olla_solvers.swapping.bounds import BoundsWithHost
+from olla_solvers.swapping.choice import choose
+from olla_solvers.swapping.schedule import Swapped, places, within_budget
+from olla_solvers.swapping.simulate import Simulation
+from olla_solvers.swapping.timeline import Gap, Timeline, timeline
+from olla_solvers.swapping.transfers import Link, Transfer
+
+ROUNDS = 2
+"""Times that repetitions are planned around what is swapped."""
+
+
+@dataclass(frozen=True)
+class WithinBudgetAndLink:
+    """The answer for a budget and a link.
+
+    Attributes:
+        budget_bytes: of planned arrays and workspaces.
+        recomputation: the sequence; its own peak is that without transfers.
+        transfers: what waits on the host.
+        peak_bytes: most bytes alive at once with them.
+        simulation: the sequence's time with stalls.
+        bound: what is proven of repetitions and stalls together.
+        step_seconds: of the step without either.
+    """
+
+    budget_bytes: Bytes
+    recomputation: Recomputation
+    transfers: tuple[Transfer, ...]
+    peak_bytes: Bytes
+    simulation: Simulation
+    bound: LowerBound
+    step_seconds: Seconds
+
+    @property
+    def is_met(self) -> bool:
+        """True if the sequence is within the budget."""
+        return self.peak_bytes <= self.budget_bytes
+
+    @property
+    def extra_seconds(self) -> Seconds:
+        """Seconds of repetitions and stalls."""
+        return self.recomputation.extra_seconds + self.simulation.stalled_seconds
+
+    @property
+    def gap_seconds(self) -> Seconds:
+        """Seconds beyond those that are proven necessary."""
+        return max(0.0, self.extra_seconds - self.bound.extra_seconds) if self.is_met else math.inf
+
+
+def least_time_with_swaps(
+    problems: RecomputationProblem | Sequence[RecomputationProblem],
+    budget_bytes: Bytes,
+    link: Link,
+    *,
+    deadline: float = math.inf,
+    effort: float = 1.0,
+    seed: int = 0,
+    solver: str = "auto",
+) -> WithinBudgetAndLink:
+    """Return the fastest sequence within a budget, and what waits on the host meanwhile.
+
+    Args:
+        problems: the step, in one order or several.
+        budget_bytes: of planned arrays and workspaces.
+        link: which copies.
+        deadline: ``time.monotonic()`` at which to stop with what there is.
+        effort: how many times the usual effort to spend on repetitions.
+        seed: of random numbers.
+        solver: for integer programs; see :func:`olla_solvers.recomputation.least_time.least_time`.
+
+    Returns:
+        The fastest that was found, which is never slower than repetitions alone; or, if none was within the
+        budget, the one with the lowest peak.
+
+    Raises:
+        ProblemError: if order, seconds or makers do not fit a problem.
+        SolverUnavailableError: if the solver is not installed.
+    """
+
+    def plan(given: RecomputationProblem | Sequence[RecomputationProblem]) -> Recomputation:
+        answer = repetitions.least_time(
+            given, budget_bytes, deadline=deadline, effort=effort, seed=seed, solver=solver
+        )
+        return answer.recomputation
+
+    alone = plan(problems)
+    given = (problems,) if isinstance(problems, RecomputationProblem) else tuple(problems)
+    order = tuple(execution.operator for execution in alone.executions if not execution.copy)
+    problem = next(each for each in given if each.order == order)
+    planner = _Planner(problem, budget_bytes, link, deadline)
+    planner.try_sequence(alone)
+    planner.alternate(plan)
+    return planner.answer()
+
+
+class _Planner:
+    """Plans of one order for one budget; the best is kept."""
+
+    def __init__(
+        self, problem: RecomputationProblem, budget_bytes: Bytes, link: Link, deadline: float
+    ) -> None:
+        self._problem = problem
+        self._instance = prepare(problem)
+        self._budget_bytes = budget_bytes
+        self._link = link
+        self._bound = BoundsWithHost(self._instance, link).lower_bound(budget_bytes, deadline)
+        self._best: tuple[Recomputation, Swapped] | None = None
+
+    def alternate(self, plan: Callable[[RecomputationProblem], Recomputation]) -> None:
+        """Choose what is swapped and plan what is made again, in turn."""
+        evaluator = Evaluator(self._instance)
+        sequence = evaluator.recomputation(plain_states(self._instance))
+        line = self.try_sequence(sequence)
+        chosen = choose(line, line.gaps, self._link, self._budget_bytes, self._worth)
+        for _ in range(ROUNDS):
+            if self._is_settled():
+                return
+            stays = stays_of(line, chosen, self._link)
+            sequence = plan(replace(self._problem, stays=stays))
+            line = self.try_sequence(sequence, {stay.array for stay in stays})
+            chosen = choose(line, line.gaps, self._link, self._budget_bytes, lambda gap: 1.0)
+
+    def try_sequence(self, sequence: Recomputation, arrays: set[int] | None = None) -> Timeline:
+        """Swap in a sequence, and keep what comes out if it is the best."""
+        line = timeline(self._instance, sequence.executions)
+        choices = [
+            choose(line, line.gaps, self._link, self._budget_bytes, lambda gap: 1.0, may_stall=True),
+            [gap for gap in line.gaps if arrays and gap.array in arrays],
+            [],
+        ]
+        for gaps in choices:
+            self._offer(sequence, within_budget(line, gaps, self._link, self._budget_bytes))
+        return line
+
+    def answer(self) -> WithinBudgetAndLink:
+        """Return the best plan."""
+        if self._best is None:
+            raise RuntimeError("no sequence was tried")
+        recomputation, swapped = self._best
+        return WithinBudgetAndLink(
+            self._budget_bytes,
+            recomputation,
+            swapped.transfers,
+            swapped.peak_bytes,
+            swapped.simulation,
+            self._bound,
+            self._problem.step_seconds,
+        )
+
+    def _offer(self, sequence: Recomputation, swapped: Swapped) -> None:
+        if self._best is None or self._rank(swapped) < self._rank(self._best[1]):
+            self._best = sequence, swapped
+
+    def _rank(self, swapped: Swapped) -> tuple[float, float, int]:
+        beyond = max(0, swapped.peak_bytes - self._budget_bytes)
+        return beyond, swapped.seconds, len(swapped.transfers)
+
+    def _is_settled(self) -> bool:
+        if self._best is None or self._best[1].peak_bytes > self._budget_bytes:
+            return False
+        step_seconds = self._problem.step_seconds
+        extra = self._best[1].seconds - step_seconds
+        return extra <= self._bound.extra_seconds + CLOSE * step_seconds
+
+    def _worth(self, gap: Gap) -> float:
+        """Return what a byte is worth if it is away: its price, or what making it again costs if that is less."""
+        unit = self._instance.units.of_array[gap.array]
+        if unit < 0 or not self._bound.price:
+            return 1.0
+        sizes = self._instance.flat.array_bytes
+        made = sum(sizes[array] for array in self._instance.units.arrays[unit])
+        return min(1.0, self._instance.units.seconds[unit] / (made * self._bound.price))
+
+
+def stays_of(line: Timeline, gaps: Sequence[Gap], link: Link) -> tuple[Stay, ...]:
+    """Return which arrays are elsewhere between which positions of the order if some are swapped.
+
+    Args:
+        line: of the gaps.
+        gaps: what is swapped, without stalls.
+        link: which copies.
+    """
+    own = [timestep for timestep, execution in enumerate(line.executions) if not execution.copy]
+    # A position begins with what runs again for its operator.
+    began = [0, *(timestep + 1 for timestep in own[:-1])]
+    longest: dict[int, Stay] = {}
+    for gap, (gone, back) in zip(gaps, places(line, gaps, link), strict=True):
+        stay = Stay(gap.array, bisect_left(began, gone), bisect_right(began, back) - 1)
+        length = stay.back_from - stay.gone_before
+        before = longest.get(gap.array)
+        if length > 0 and (before is None or length > before.back_from - before.gone_before):
+            longest[gap.array] = stay
+    return tuple(longest[array] for array in sorted(longest))
