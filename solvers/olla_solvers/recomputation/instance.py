@@ -76,9 +76,7 @@ class Instance:
 
     def stays_at(self, position: Timestep) -> set[ArrayIndex]:
         """Return the arrays that may be elsewhere when the operator at a position of the order runs."""
-        return {
-            stay.array for stay in self.problem.stays if stay.gone_before <= position < stay.back_from
-        }
+        return {stay.array for stay in self.problem.stays if stay.gone_before <= position < stay.back_from}
 
     def phase_of(self, unit: Unit) -> int:
         """Return the phase that a unit's operators belong to."""

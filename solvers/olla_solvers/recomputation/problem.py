@@ -26,8 +26,8 @@ class Stay:
 
     Attributes:
         array: which.
-        gone_before: the position in the order in front of which its memory becomes free, in front of what runs
-            again there, too.
+        gone_before: the position in the order in front of which its memory becomes free; what runs again for
+            that position comes afterwards.
         back_from: the position in front of which its memory is needed again.
     """
 

@@ -21,10 +21,10 @@ T + x less s_b. All ancestors of b ran before and all descendants run after it. 
 A sequence that kept H on the device, too, at b, but did all else the same would make the same things again
 with at most c_b(x) more bytes there. L_b bounds its repetitions, which are part of x.
 
-L_b(m) = g - p m for any price p of a byte, where g is what the minimum cut costs at that price. c_b grows with
-x, so for each operator and price the inequality has a least solution, and the largest of these is the bound.
-The certificate is the operator and the price, as before. With the host, budgets are impossible only where one
-operator's arrays pass them.
+L_b(m) = g - p m for any price p of a byte, where g is what the minimum cut costs at that price. c_b grows
+with x, so for each operator and price the inequality has a least solution, and the largest of these is the
+bound. The certificate is the operator and the price, as before. With the host, budgets are impossible only
+where one operator's arrays pass them.
 """
 
 from __future__ import annotations
@@ -132,13 +132,14 @@ class BoundsWithHost(Bounds):
         """Return the seconds of an operator's ancestors, and of its descendants."""
         if operator not in self._spans:
             problem = self._instance.problem
-            self._spans[operator] = (
-                self._seconds_of(operator, problem.problem.predecessors),
-                self._seconds_of(operator, problem.problem.successors),
+            before, after = (
+                sum(
+                    seconds
+                    for seconds, is_reached in zip(problem.seconds, reachable(operator, others), strict=True)
+                    if is_reached
+                )
+                for others in (problem.problem.predecessors, problem.problem.successors)
             )
+            own = problem.seconds[operator]
+            self._spans[operator] = before - own, after - own
         return self._spans[operator]
-
-    def _seconds_of(self, operator: OperatorIndex, neighbours: tuple[tuple[OperatorIndex, ...], ...]) -> Seconds:
-        reached = reachable(operator, neighbours)
-        seconds = self._instance.problem.seconds
-        return sum(each for each, is_reached in zip(seconds, reached, strict=True) if is_reached) - seconds[operator]

@@ -1,4 +1,4 @@
-"""Chooses the arrays to swap in a sequence: those that take most bytes from beyond a budget for the link's time.
+"""Chooses the arrays to swap in a sequence: most bytes that are beyond a budget for the link's time.
 
 Greedy, as :mod:`olla_solvers.recomputation.greedy` is, and lazily: an array's rate is looked at again only
 when it is the best so far. The link is a queue, so each choice is looked at together with all before.
@@ -28,6 +28,7 @@ def choose(
     worth: Callable[[Gap], float],
     *,
     may_stall: bool = False,
+    first: Sequence[Gap] = (),
 ) -> list[Gap]:
     """Return the gaps of arrays to swap.
 
@@ -38,8 +39,9 @@ def choose(
         budget_bytes: above which bytes count.
         worth: of a byte of a gap's array, relative to others.
         may_stall: True to go on with what has not the time, until the budget would be kept.
+        first: those to begin with.
     """
-    return _Chooser(timeline, link, budget_bytes, worth).choose(gaps, may_stall=may_stall)
+    return _Chooser(timeline, link, budget_bytes, worth).choose(gaps, first, may_stall=may_stall)
 
 
 class _Chooser:
@@ -51,13 +53,16 @@ class _Chooser:
         self._worth = worth
         self._beyond = np.array(timeline.resident_bytes, dtype=np.int64) - budget_bytes
 
-    def choose(self, gaps: Sequence[Gap], *, may_stall: bool) -> list[Gap]:
+    def choose(self, gaps: Sequence[Gap], first: Sequence[Gap], *, may_stall: bool) -> list[Gap]:
         """Return gaps, in the sequence in which they were chosen."""
-        chosen: list[Gap] = []
-        beyond, left = self._beyond, _total(self._beyond)
+        chosen = list(first)
+        beyond = self._without(chosen, places(self._timeline, chosen, self._link))
+        left = _total(beyond)
         late: list[Gap] = []
         heap = []
         for gap in gaps:
+            if gap in first:
+                continue
             alone = places(self._timeline, [gap], self._link)[0]
             saved = self._saved(gap, *alone) if alone[0] < alone[1] else 0.0
             if saved > 0:
@@ -86,7 +91,6 @@ class _Chooser:
     def _stalling(self, chosen: list[Gap], late: Sequence[Gap], beyond: _Profile) -> list[Gap]:
         """Go on with gaps in which a copy is waited for, as if their arrays were away all the time."""
         beyond = beyond.copy()
-        heap = [(-self._worth(gap), gap) for gap in late]
         heap = [(-self._rate(gap, beyond), gap) for gap in late]
         heapq.heapify(heap)
         while heap and _total(beyond) > 0:

@@ -15,19 +15,27 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
+from olla_solvers.effort.deadline import DeadlinePassedError, check_time
 from olla_solvers.problem import Bytes
 from olla_solvers.recomputation import least_time as repetitions
 from olla_solvers.recomputation.bounds import LowerBound
 from olla_solvers.recomputation.evaluate import Evaluator, plain_states
-from olla_solvers.recomputation.instance import Instance, prepare
-from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem, Seconds, Stay
-from olla_solvers.recomputation.residency import CLOSE
+from olla_solvers.recomputation.instance import prepare
+from olla_solvers.recomputation.problem import (
+    ArrayIndex,
+    Recomputation,
+    RecomputationProblem,
+    Seconds,
+    Stay,
+)
+from olla_solvers.recomputation.residency import CLOSE, solver_for
 from olla_solvers.swapping.bounds import BoundsWithHost
 from olla_solvers.swapping.choice import choose
-from olla_solvers.swapping.schedule import Swapped, places, within_budget
+from olla_solvers.swapping.choice_program import choose_by_program
+from olla_solvers.swapping.schedule import Swapped, places, within_budget, without_needless
 from olla_solvers.swapping.simulate import Simulation
 from olla_solvers.swapping.timeline import Gap, Timeline, timeline
 from olla_solvers.swapping.transfers import Link, Transfer
@@ -116,7 +124,10 @@ def least_time_with_swaps(
     problem = next(each for each in given if each.order == order)
     planner = _Planner(problem, budget_bytes, link, deadline)
     planner.try_sequence(alone)
-    planner.alternate(plan)
+    try:
+        planner.alternate(plan, solver_for(solver))
+    except DeadlinePassedError:
+        pass  # The best so far is an answer.
     return planner.answer()
 
 
@@ -130,40 +141,80 @@ class _Planner:
         self._instance = prepare(problem)
         self._budget_bytes = budget_bytes
         self._link = link
+        self._deadline = deadline
         self._bound = BoundsWithHost(self._instance, link).lower_bound(budget_bytes, deadline)
         self._best: tuple[Recomputation, Swapped] | None = None
 
-    def alternate(self, plan: Callable[[RecomputationProblem], Recomputation]) -> None:
-        """Choose what is swapped and plan what is made again, in turn."""
-        evaluator = Evaluator(self._instance)
-        sequence = evaluator.recomputation(plain_states(self._instance))
-        line = self.try_sequence(sequence)
-        chosen = choose(line, line.gaps, self._link, self._budget_bytes, self._worth)
-        for _ in range(ROUNDS):
-            if self._is_settled():
-                return
-            stays = stays_of(line, chosen, self._link)
-            sequence = plan(replace(self._problem, stays=stays))
-            line = self.try_sequence(sequence, {stay.array for stay in stays})
-            chosen = choose(line, line.gaps, self._link, self._budget_bytes, lambda gap: 1.0)
+    def alternate(self, plan: Callable[[RecomputationProblem], Recomputation], solver: str | None) -> None:
+        """Choose what is swapped and plan what is made again, in turn.
 
-    def try_sequence(self, sequence: Recomputation, arrays: set[int] | None = None) -> Timeline:
-        """Swap in a sequence, and keep what comes out if it is the best."""
+        Args:
+            plan: plans what is made again.
+            solver: for the choice of what is swapped, beside the greedy one.
+
+        Raises:
+            DeadlinePassedError: if the deadline passes.
+        """
+        evaluator = Evaluator(self._instance)
+        plain = self.try_sequence(evaluator.recomputation(plain_states(self._instance)))
+        choices = [choose(plain, plain.gaps, self._link, self._budget_bytes, self._worth)]
+        if solver is not None and not self._is_settled():
+            first = choose_by_program(
+                self._instance, plain, self._link, self._budget_bytes, self._bound, solver
+            )
+            if first is not None:
+                # The program fills the link at few operators; there may be room for others beside.
+                choices.append(first)
+                choices.append(
+                    choose(plain, plain.gaps, self._link, self._budget_bytes, self._worth, first=first)
+                )
+        for chosen in choices:
+            line = plain
+            for _ in range(ROUNDS):
+                check_time(self._deadline)
+                if self._is_settled():
+                    return
+                stays = stays_of(line, chosen, self._link)
+                before = self._best
+                sequence = plan(replace(self._problem, stays=stays))
+                line = self.try_sequence(sequence, {stay.array for stay in stays})
+                if self._best is before:
+                    break
+                chosen = choose(line, line.gaps, self._link, self._budget_bytes, lambda gap: 1.0)
+
+    def try_sequence(self, sequence: Recomputation, arrays: Collection[ArrayIndex] = ()) -> Timeline:
+        """Swap in a sequence, and keep what comes out if it is the best.
+
+        Args:
+            sequence: any.
+            arrays: that it was planned to swap.
+        """
         line = timeline(self._instance, sequence.executions)
-        choices = [
-            choose(line, line.gaps, self._link, self._budget_bytes, lambda gap: 1.0, may_stall=True),
-            [gap for gap in line.gaps if arrays and gap.array in arrays],
-            [],
-        ]
-        for gaps in choices:
-            self._offer(sequence, within_budget(line, gaps, self._link, self._budget_bytes))
+        self._offer(sequence, within_budget(line, (), self._link, self._budget_bytes))
+        if line.peak_bytes <= self._budget_bytes:
+            return line
+        if arrays:
+            longest = {gap.array: gap for gap in sorted(line.gaps, key=_length) if gap.array in arrays}
+            self._try_gaps(sequence, line, sorted(longest.values()))
+        if line.begins[-1] < self._most_seconds():
+            self._try_gaps(
+                sequence,
+                line,
+                choose(line, line.gaps, self._link, self._budget_bytes, lambda gap: 1.0, may_stall=True),
+            )
         return line
+
+    def _try_gaps(self, sequence: Recomputation, line: Timeline, gaps: Sequence[Gap]) -> None:
+        most = self._most_seconds()
+        self._offer(sequence, within_budget(line, gaps, self._link, self._budget_bytes, most))
 
     def answer(self) -> WithinBudgetAndLink:
         """Return the best plan."""
         if self._best is None:
             raise RuntimeError("no sequence was tried")
         recomputation, swapped = self._best
+        line = timeline(self._instance, recomputation.executions)
+        swapped = without_needless(line, swapped, self._link, self._budget_bytes)
         return WithinBudgetAndLink(
             self._budget_bytes,
             recomputation,
@@ -174,7 +225,9 @@ class _Planner:
             self._problem.step_seconds,
         )
 
-    def _offer(self, sequence: Recomputation, swapped: Swapped) -> None:
+    def _offer(self, sequence: Recomputation, swapped: Swapped | None) -> None:
+        if swapped is None:
+            return
         if self._best is None or self._rank(swapped) < self._rank(self._best[1]):
             self._best = sequence, swapped
 
@@ -182,21 +235,30 @@ class _Planner:
         beyond = max(0, swapped.peak_bytes - self._budget_bytes)
         return beyond, swapped.seconds, len(swapped.transfers)
 
-    def _is_settled(self) -> bool:
+    def _most_seconds(self) -> Seconds:
+        """Return the seconds of the best within the budget; no plan that takes more is of use."""
         if self._best is None or self._best[1].peak_bytes > self._budget_bytes:
-            return False
-        step_seconds = self._problem.step_seconds
-        extra = self._best[1].seconds - step_seconds
-        return extra <= self._bound.extra_seconds + CLOSE * step_seconds
+            return math.inf
+        return self._best[1].seconds
+
+    def _is_settled(self) -> bool:
+        """Return True if the best is as fast as is proven."""
+        slack = CLOSE * self._problem.step_seconds
+        extra = self._most_seconds() - self._problem.step_seconds
+        return extra <= self._bound.extra_seconds + slack
 
     def _worth(self, gap: Gap) -> float:
-        """Return what a byte is worth if it is away: its price, or what making it again costs if that is less."""
+        """Return a byte's worth if it is away: its price, or what making it again costs if that is less."""
         unit = self._instance.units.of_array[gap.array]
         if unit < 0 or not self._bound.price:
             return 1.0
         sizes = self._instance.flat.array_bytes
         made = sum(sizes[array] for array in self._instance.units.arrays[unit])
         return min(1.0, self._instance.units.seconds[unit] / (made * self._bound.price))
+
+
+def _length(gap: Gap) -> int:
+    return gap.back_before - gap.out_after
 
 
 def stays_of(line: Timeline, gaps: Sequence[Gap], link: Link) -> tuple[Stay, ...]:

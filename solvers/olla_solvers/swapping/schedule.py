@@ -9,6 +9,7 @@ where bytes pass the budget, the operators wait until what is cheapest to wait f
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -93,7 +94,9 @@ def places(timeline: Timeline, gaps: Sequence[Gap], link: Link) -> list[tuple[Ti
     return list(zip(gone, back, strict=True))
 
 
-def transfers_of(gaps: Sequence[Gap], away: Sequence[tuple[Timestep, Timestep]]) -> list[tuple[Transfer, Gap]]:
+def transfers_of(
+    gaps: Sequence[Gap], away: Sequence[tuple[Timestep, Timestep]]
+) -> list[tuple[Transfer, Gap]]:
     """Return the transfers of gaps, those first that are needed again first.
 
     Args:
@@ -120,7 +123,13 @@ def without_stalls(timeline: Timeline, gaps: Sequence[Gap], link: Link) -> Swapp
     return swapped(timeline, [transfer for transfer, _ in pairs], [gap.size_bytes for _, gap in pairs], link)
 
 
-def within_budget(timeline: Timeline, gaps: Sequence[Gap], link: Link, budget_bytes: Bytes) -> Swapped:
+def within_budget(
+    timeline: Timeline,
+    gaps: Sequence[Gap],
+    link: Link,
+    budget_bytes: Bytes,
+    most_seconds: Seconds = math.inf,
+) -> Swapped | None:
     """Return the timeline with some arrays away, where needed for a budget with stalls.
 
     Args:
@@ -128,16 +137,51 @@ def within_budget(timeline: Timeline, gaps: Sequence[Gap], link: Link, budget_by
         gaps: what may be swapped.
         link: which copies.
         budget_bytes: the peak that is wanted; it may be passed, if nothing more can be away.
+        most_seconds: that it may take.
+
+    Returns:
+        None if it would take more seconds.
     """
-    away = _Waits(timeline, gaps, link, budget_bytes).away()
+    away = _Waits(timeline, gaps, link, budget_bytes, most_seconds).away()
+    if away is None:
+        return None
     pairs = transfers_of(gaps, away)
     return swapped(timeline, [transfer for transfer, _ in pairs], [gap.size_bytes for _, gap in pairs], link)
+
+
+def without_needless(timeline: Timeline, done: Swapped, link: Link, budget_bytes: Bytes) -> Swapped:
+    """Return the timeline without transfers that a budget does not need; the largest arrays stay.
+
+    Args:
+        timeline: without transfers.
+        done: with them.
+        link: which copies.
+        budget_bytes: the peak that may not be passed, unless it is already.
+    """
+    most = max(budget_bytes, done.peak_bytes)
+    size_of = {gap.array: gap.size_bytes for gap in timeline.gaps}
+    resident = np.array(done.resident_bytes, dtype=np.int64)
+    needless = set()
+    for transfer in sorted(done.transfers, key=lambda each: (size_of[each.array], each)):
+        span = slice(transfer.gone_before, transfer.back_from)
+        if int(resident[span].max()) + size_of[transfer.array] <= most:
+            resident[span] += size_of[transfer.array]
+            needless.add(transfer)
+    left = [transfer for transfer in done.transfers if transfer not in needless]
+    return swapped(timeline, left, [size_of[transfer.array] for transfer in left], link)
 
 
 class _Waits:
     """Walks the timesteps, and waits where bytes pass the budget."""
 
-    def __init__(self, timeline: Timeline, gaps: Sequence[Gap], link: Link, budget_bytes: Bytes) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        gaps: Sequence[Gap],
+        link: Link,
+        budget_bytes: Bytes,
+        most_seconds: Seconds,
+    ) -> None:
         self._timeline = timeline
         self._gaps = gaps
         self._link = link
@@ -146,11 +190,12 @@ class _Waits:
         self._resident = np.array(timeline.resident_bytes, dtype=np.int64)
         for index in range(len(gaps)):
             self._count(index, -1)
+        self._most_seconds = most_seconds
         self._out_end = [0.0] * len(gaps)
         self._clock = 0.0
 
-    def away(self) -> list[tuple[Timestep, Timestep]]:
-        """Return for each gap when its array is away."""
+    def away(self) -> list[tuple[Timestep, Timestep]] | None:
+        """Return for each gap when its array is away; None if that takes too long."""
         ends: dict[Timestep, list[int]] = {}
         needs: dict[Timestep, list[int]] = {}
         for index, gap in enumerate(self._gaps):
@@ -159,7 +204,7 @@ class _Waits:
         open_gaps: dict[int, None] = {}
         out_free = in_free = 0.0
         for timestep, seconds in enumerate(self._timeline.seconds):
-            for index in needs.get(timestep, ()):
+            for index in sorted(needs.get(timestep, ()), key=lambda each: self._away[each][1]):
                 del open_gaps[index]
                 gone, back = self._away[index]
                 if gone < back:
@@ -169,6 +214,8 @@ class _Waits:
             while self._resident[timestep] > self._budget_bytes:
                 if not self._wait(timestep, open_gaps):
                     break
+            if self._clock + self._timeline.begins[-1] - self._timeline.begins[timestep] > self._most_seconds:
+                return None
             self._clock += seconds
             for index in ends.get(timestep, ()):
                 open_gaps[index] = None
