@@ -43,6 +43,12 @@ from olla_solvers.swapping.transfers import Link, Transfer
 ROUNDS = 2
 """Times that repetitions are planned around what is swapped."""
 
+LARGER = 1.05, 1.1, 1.2, 1.4, 1.7, 2.0
+"""Budgets, as multiples, whose sequences are swapped in if the budget is met in no other way."""
+
+MOST_TRIES = 60
+"""Arrays, from the largest, of which each is swapped more or less where something stalls."""
+
 
 @dataclass(frozen=True)
 class WithinBudgetAndLink:
@@ -112,9 +118,11 @@ def least_time_with_swaps(
         SolverUnavailableError: if the solver is not installed.
     """
 
-    def plan(given: RecomputationProblem | Sequence[RecomputationProblem]) -> Recomputation:
+    def plan(
+        given: RecomputationProblem | Sequence[RecomputationProblem], within: Bytes = budget_bytes
+    ) -> Recomputation:
         answer = repetitions.least_time(
-            given, budget_bytes, deadline=deadline, effort=effort, seed=seed, solver=solver
+            given, within, deadline=deadline, effort=effort, seed=seed, solver=solver
         )
         return answer.recomputation
 
@@ -126,6 +134,8 @@ def least_time_with_swaps(
     planner.try_sequence(alone)
     try:
         planner.alternate(plan, solver_for(solver))
+        planner.lower(lambda larger: plan(problem, larger))
+        planner.improve()
     except DeadlinePassedError:
         pass  # The best so far is an answer.
     return planner.answer()
@@ -207,6 +217,44 @@ class _Planner:
     def _try_gaps(self, sequence: Recomputation, line: Timeline, gaps: Sequence[Gap]) -> None:
         most = self._most_seconds()
         self._offer(sequence, within_budget(line, gaps, self._link, self._budget_bytes, most))
+
+    def lower(self, plan: Callable[[Bytes], Recomputation]) -> None:
+        """Swap in sequences of larger budgets, if the budget is not met.
+
+        Args:
+            plan: plans repetitions within a budget.
+
+        Raises:
+            DeadlinePassedError: if the deadline passes.
+        """
+        for share in LARGER:
+            if self._best is not None and self._best[1].peak_bytes <= self._budget_bytes:
+                return
+            check_time(self._deadline)
+            self.try_sequence(plan(int(share * self._budget_bytes)))
+
+    def improve(self) -> None:
+        """Swap one array more or less in the best sequence, as long as that helps and stalls are left.
+
+        Raises:
+            DeadlinePassedError: if the deadline passes.
+        """
+        if self._best is None:
+            return
+        sequence, before = self._best
+        line = timeline(self._instance, sequence.executions)
+        places = {(transfer.array, transfer.out_after) for transfer in before.transfers}
+        chosen = {gap for gap in line.gaps if (gap.array, gap.out_after) in places}
+        gaps = sorted(line.gaps, key=lambda gap: (-gap.size_bytes, gap))
+        for gap in gaps[:MOST_TRIES]:
+            check_time(self._deadline)
+            best = self._best[1]
+            if best.peak_bytes <= self._budget_bytes and not best.simulation.stalled_seconds:
+                return
+            changed = chosen ^ {gap}
+            self._try_gaps(sequence, line, sorted(changed))
+            if self._best[1] is not best:
+                chosen = changed
 
     def answer(self) -> WithinBudgetAndLink:
         """Return the best plan."""
