@@ -23,8 +23,9 @@ with at most c_b(x) more bytes there. L_b bounds its repetitions, which are part
 
 L_b(m) = g - p m for any price p of a byte, where g is what the minimum cut costs at that price. c_b grows
 with x, so for each operator and price the inequality has a least solution, and the largest of these is the
-bound. The certificate is the operator and the price, as before. With the host, budgets are impossible only
-where one operator's arrays pass them.
+bound. The certificate is the operator and the price, as before. At an infinite price it says that what
+cannot be made again, and has no room, must be on the host. Budgets are impossible only where one operator's
+arrays pass them.
 """
 
 from __future__ import annotations
@@ -74,21 +75,26 @@ class BoundsWithHost(Bounds):
         self._link = link
         self._spans: dict[OperatorIndex, tuple[Seconds, Seconds]] = {}
         self._extra_seconds = 0.0
+        self._forced: dict[OperatorIndex, Seconds] = {}
 
     def lower_bound(self, budget_bytes: Bytes, deadline: float = math.inf) -> LowerBound:
         """Return the best bound found for a budget; see :func:`lower_bound_with_swaps`."""
         self._extra_seconds = 0.0
+        self._forced = {}
         best = LowerBound(budget_bytes, 0.0, None, 0.0, 0)
         for _ in range(ROUNDS):
             found = super().lower_bound(budget_bytes, deadline)
             best = replace(best, least_bytes=found.least_bytes)
-            if found.is_impossible or found.operator is None:
-                return found if found.is_impossible else best
-            seconds = self._solved(found)
+            if found.is_impossible:
+                return found
+            seconds = 0.0 if found.operator is None else self._solved(found)
             if seconds <= best.extra_seconds:
-                return best
+                break
             best = replace(found, extra_seconds=seconds)
             self._extra_seconds = seconds
+        forced = max(self._forced, key=self._forced.__getitem__, default=None)
+        if forced is not None and self._forced[forced] > best.extra_seconds:
+            return replace(best, extra_seconds=self._forced[forced], operator=forced, price=math.inf)
         return best
 
     def host_bytes(self, operator: OperatorIndex, extra_seconds: Seconds) -> float:
@@ -112,8 +118,23 @@ class BoundsWithHost(Bounds):
         return super()._room(operator, budget_bytes) + host_bytes
 
     def _least_bytes(self, operator: OperatorIndex, best: LowerBound, deadline: float) -> LowerBound:
-        # Whatever is not read may be on the host, if there is time enough.
+        """Note the seconds in which what has no room, and is not made again, gets to the host."""
+        kept_bytes = self._dearest(operator, deadline).kept_bytes
+        needed_bytes = kept_bytes - super()._room(operator, best.budget_bytes)
+        if operator not in self._forced:
+            self._forced[operator] = self._seconds_for(operator, needed_bytes)
         return best
+
+    def _seconds_for(self, operator: OperatorIndex, host_bytes: Bytes) -> Seconds:
+        """Return the least seconds with which so many bytes can be away at an operator's first run."""
+        if self.host_bytes(operator, 0.0) >= host_bytes:
+            return 0.0
+        speed = min(self._link.out_bytes_per_second, self._link.in_bytes_per_second)
+        low, high = 0.0, 2 * host_bytes / speed
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.host_bytes(operator, middle) < host_bytes else (low, middle)
+        return low
 
     def _solved(self, bound: LowerBound) -> Seconds:
         """Return the least seconds with which a certificate's inequality holds."""

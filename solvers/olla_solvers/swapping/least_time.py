@@ -228,7 +228,7 @@ class _Planner:
             DeadlinePassedError: if the deadline passes.
         """
         for share in LARGER:
-            if self._best is not None and self._best[1].peak_bytes <= self._budget_bytes:
+            if self._bound.is_impossible or self._most_seconds() < math.inf:
                 return
             check_time(self._deadline)
             self.try_sequence(plan(int(share * self._budget_bytes)))
@@ -298,11 +298,12 @@ class _Planner:
     def _worth(self, gap: Gap) -> float:
         """Return a byte's worth if it is away: its price, or what making it again costs if that is less."""
         unit = self._instance.units.of_array[gap.array]
-        if unit < 0 or not self._bound.price:
+        if unit < 0:
             return 1.0
         sizes = self._instance.flat.array_bytes
-        made = sum(sizes[array] for array in self._instance.units.arrays[unit])
-        return min(1.0, self._instance.units.seconds[unit] / (made * self._bound.price))
+        price = self._bound.price * sum(sizes[array] for array in self._instance.units.arrays[unit])
+        seconds: Seconds = self._instance.units.seconds[unit]
+        return min(1.0, seconds / price) if price else 1.0
 
 
 def _length(gap: Gap) -> int:

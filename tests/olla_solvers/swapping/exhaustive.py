@@ -57,7 +57,8 @@ def sequences_of_copies(transfers: Sequence[Transfer]) -> Iterator[Sequence[Tran
     """All sequences of transfers that differ: of copies that are asked for at once the first comes first."""
     outs = {transfer.out_after for transfer in transfers}
     ins = {transfer.back_from for transfer in transfers}
-    return itertools.permutations(transfers) if len(outs) + len(ins) < 2 * len(transfers) else iter([transfers])
+    is_decided = len(outs) + len(ins) == 2 * len(transfers)
+    return iter([transfers]) if is_decided else itertools.permutations(transfers)
 
 
 def least_seconds(step: Step, budget: int, link: Link, most: int = 6000) -> float | None:
