@@ -141,6 +141,32 @@ def least_time_with_swaps(
     return planner.answer()
 
 
+def least_time_of_swaps(
+    problem: RecomputationProblem, budget_bytes: Bytes, link: Link, *, deadline: float = math.inf
+) -> WithinBudgetAndLink:
+    """Return the fastest sequence within a budget in which nothing runs again, to compare with.
+
+    Args:
+        problem: the step.
+        budget_bytes: of planned arrays and workspaces.
+        link: which copies.
+        deadline: ``time.monotonic()`` at which to stop with what there is.
+
+    Returns:
+        The fastest that was found, or the one with the lowest peak if none was within the budget.
+
+    Raises:
+        ProblemError: if order, seconds or makers do not fit the problem.
+    """
+    planner = _Planner(problem, budget_bytes, link, deadline)
+    try:
+        planner.try_plain()
+        planner.improve()
+    except DeadlinePassedError:
+        pass  # The best so far is an answer.
+    return planner.answer()
+
+
 class _Planner:
     """Plans of one order for one budget; the best is kept."""
 
@@ -165,8 +191,7 @@ class _Planner:
         Raises:
             DeadlinePassedError: if the deadline passes.
         """
-        evaluator = Evaluator(self._instance)
-        plain = self.try_sequence(evaluator.recomputation(plain_states(self._instance)))
+        plain = self.try_plain()
         choices = [choose(plain, plain.gaps, self._link, self._budget_bytes, self._worth)]
         if solver is not None and not self._is_settled():
             first = choose_by_program(
@@ -191,6 +216,11 @@ class _Planner:
                 if self._best is before:
                     break
                 chosen = choose(line, line.gaps, self._link, self._budget_bytes, lambda gap: 1.0)
+
+    def try_plain(self) -> Timeline:
+        """Swap in the order without repetitions."""
+        states = plain_states(self._instance)
+        return self.try_sequence(Evaluator(self._instance).recomputation(states))
 
     def try_sequence(self, sequence: Recomputation, arrays: Collection[ArrayIndex] = ()) -> Timeline:
         """Swap in a sequence, and keep what comes out if it is the best.
