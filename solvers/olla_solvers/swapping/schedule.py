@@ -245,10 +245,16 @@ class _Waits:
         self._count(best, 1)
         if gone >= back:
             gone = back = timestep
-        self._away[best] = min(gone, timestep), max(back, timestep + 1)
+        self._away[best] = min(gone, timestep), max(back, self._returns(best, timestep))
         self._count(best, -1)
         self._clock = max(self._clock, self._out_end[best])
         return True
+
+    def _returns(self, index: int, timestep: Timestep) -> Timestep:
+        """Return the first timestep after another one at which there is room, or the array is needed."""
+        end = self._gaps[index].back_before
+        has_room = self._resident[timestep + 1 : end] <= self._budget_bytes
+        return timestep + 1 + int(np.argmax(has_room)) if has_room.any() else end
 
     def _seconds(self, first: Timestep, end: Timestep) -> Seconds:
         return self._timeline.begins[end] - self._timeline.begins[first]

@@ -1,5 +1,4 @@
 import itertools
-import math
 import random
 from dataclasses import replace
 
@@ -75,21 +74,19 @@ def test_thousands_of_walks_count_what_is_elsewhere():
 
 def test_no_states_are_below_the_bound_of_an_order_with_stays():
     proven = 0
-    for seed in range(200):
-        step = random_step(seed, 14)
-        problem = with_stays(step, random.Random(seed))
+    for seed in range(10):
+        draw = random.Random(seed)
+        problem = chain(7, (1.0, 3.0, 2.0))
+        stays = (Stay(array, draw.randint(array + 2, 6), draw.randint(7, 12 - array)) for array in range(5))
+        problem = replace(problem, stays=tuple(draw.sample(list(stays), 3)))
         evaluator = Evaluator(prepare(problem))
-        units = len(evaluator.instance.units.arrays)
-        if not problem.stays or units > 4:
-            continue
-        walks = [evaluator.evaluate(states) for states in itertools.product(range(4), repeat=units)]
-        walks = [walk for walk in walks if walk.is_valid]
-        for budget in sorted({walk.peak_bytes for walk in walks}):
+        walks = [evaluator.evaluate(states) for states in itertools.product(range(2), repeat=7)]
+        for budget in sorted({walk.peak_bytes for walk in walks if walk.is_valid}):
             bound = lower_bound(problem, budget)
-            within = [walk.extra_seconds for walk in walks if walk.peak_bytes <= budget]
+            within = [walk.extra_seconds for walk in walks if walk.is_valid and walk.peak_bytes <= budget]
             assert bound.extra_seconds <= min(within) + 1e-9
-            proven += 0 < bound.extra_seconds < math.inf
-    assert proven
+            proven += bound.extra_seconds > 0
+    assert proven > 10
 
 
 def test_what_is_elsewhere_need_not_be_made_again():
