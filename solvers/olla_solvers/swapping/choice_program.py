@@ -50,9 +50,10 @@ def choose_by_program(
     instance: Instance,
     timeline: Timeline,
     link: Link,
-    budget_bytes: Bytes,
     bound: LowerBound,
     solver: str,
+    *,
+    by_the_clock: Seconds,
 ) -> list[Gap] | None:
     """Return the gaps that a program chooses at some operators of an order.
 
@@ -60,20 +61,21 @@ def choose_by_program(
         instance: the step.
         timeline: of the order without repetitions.
         link: which copies.
-        budget_bytes: of planned arrays and workspaces.
         bound: proven for the budget; its operator is one of those looked at.
         solver: CBC, Gurobi or HiGHS.
+        by_the_clock: seconds that it may take at most.
 
     Returns:
         None if nothing was found in time.
     """
-    problem = instance.problem
+    problem, budget_bytes = instance.problem, bound.budget_bytes
     beyond = [
         timestep
         for timestep, operator in enumerate(problem.order)
         if problem.phases[operator] and timeline.resident_bytes[timestep] > budget_bytes
     ]
-    if not beyond:
+    seconds = min(MOST_SECONDS, by_the_clock)
+    if not beyond or seconds <= 0:
         return None
     positions = {beyond[len(beyond) * part // APART] for part in range(1, APART)}
     positions.add(max(beyond, key=timeline.resident_bytes.__getitem__))
@@ -85,7 +87,7 @@ def choose_by_program(
     )
     if len(program.model.lower) > MOST_COLUMNS:
         return None
-    solution = backends.solve(program.model, solver, time_limit=MOST_SECONDS)
+    solution = backends.solve(program.model, solver, time_limit=seconds)
     return None if solution.values is None else program.swapped(solution.values)
 
 

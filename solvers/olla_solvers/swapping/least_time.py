@@ -14,6 +14,7 @@ what is left beyond the budget in the end is waited for.
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -194,8 +195,9 @@ class _Planner:
         plain = self.try_plain()
         choices = [choose(plain, plain.gaps, self._link, self._budget_bytes, self._worth)]
         if solver is not None and not self._is_settled():
+            left = self._deadline - time.monotonic()
             first = choose_by_program(
-                self._instance, plain, self._link, self._budget_bytes, self._bound, solver
+                self._instance, plain, self._link, self._bound, solver, by_the_clock=left
             )
             if first is not None:
                 # The program fills the link at few operators; there may be room for others beside.
@@ -295,7 +297,8 @@ class _Planner:
         swapped = without_needless(line, swapped, self._link, self._budget_bytes)
         return WithinBudgetAndLink(
             self._budget_bytes,
-            recomputation,
+            # It may have been planned around stays that its peak leaves out.
+            replace(recomputation, peak_bytes=line.peak_bytes),
             swapped.transfers,
             swapped.peak_bytes,
             swapped.simulation,

@@ -9,6 +9,7 @@ from olla_solvers.recomputation.bounds import lower_bound
 from olla_solvers.recomputation.evaluate import Evaluator, plain_states
 from olla_solvers.recomputation.instance import prepare
 from olla_solvers.recomputation.least_time import least_time
+from olla_solvers.recomputation.published.sequence import measure
 from olla_solvers.swapping.bounds import lower_bound_with_swaps
 from olla_solvers.swapping.least_time import WithinBudgetAndLink, least_time_with_swaps
 from olla_solvers.swapping.simulate import simulate
@@ -111,6 +112,9 @@ def test_swapping_beside_repetitions_takes_less_time_close_to_the_bound(share):
     alone = least_time(problem, budget)
     assert answer.is_met
     assert answer.extra_seconds < alone.recomputation.extra_seconds
+    measured = measure(prepare(problem), answer.recomputation.executions)
+    assert answer.recomputation == measured
+    assert measured.peak_bytes > budget >= answer.peak_bytes
     assert answer.gap_seconds <= 0.06 * problem.step_seconds
 
 
