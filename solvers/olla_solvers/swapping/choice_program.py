@@ -39,7 +39,7 @@ COST_OF_SWAPS = 0.01
 MOST_COLUMNS = 1500
 """Larger programs take more time than they save: of many arrays, some fill the link in any case."""
 
-MOST_SECONDS = 1.0
+MOST_SECONDS = 4.0
 """By the clock, for one program."""
 
 APART = 3

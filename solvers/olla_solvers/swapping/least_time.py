@@ -1,14 +1,13 @@
 """The fastest sequence within a budget if each array may be kept, made again, or wait on the host.
 
-What others plan as one large program falls into two that are solved in turn. Which arrays wait on the host
-is chosen for a sequence (:mod:`olla_solvers.swapping.choice`), without stalls at first; then they are
-elsewhere for so many operators of the order, and the fastest repetitions are planned around that
-(:mod:`olla_solvers.recomputation.least_time`), which leave other arrays to choose from, and so on. The first
-choice is for the order without repetitions. There a byte is worth what it is worth in the bound
-(:mod:`olla_solvers.swapping.bounds`), or less if its array is made again for less.
-
-Repetitions come in backward and give the link more time, so what was planned without stalls stays so; and
-what is left beyond the budget in the end is waited for.
+What others plan as one large program falls into three parts. Which arrays wait on the host is chosen for the
+order without repetitions, so that nothing stalls: greedily (:mod:`olla_solvers.swapping.choice`), where a
+byte is worth what it is worth in the bound (:mod:`olla_solvers.swapping.bounds`), or less if its array is
+made again for less; and, where arrays are few, by a program (:mod:`olla_solvers.swapping.choice_program`),
+too. Then these arrays are elsewhere for so many operators of the order, and the fastest repetitions are
+planned around that (:mod:`olla_solvers.recomputation.least_time`). They come in backward and give the link
+more time, so the arrays to swap are chosen once more in the sequence that comes out, and scheduled in its
+time. Only what is left beyond the budget then is waited for.
 """
 
 from __future__ import annotations
@@ -40,9 +39,6 @@ from olla_solvers.swapping.schedule import Swapped, places, within_budget, witho
 from olla_solvers.swapping.simulate import Simulation
 from olla_solvers.swapping.timeline import Gap, Timeline, timeline
 from olla_solvers.swapping.transfers import Link, Transfer
-
-ROUNDS = 2
-"""Times that repetitions are planned around what is swapped."""
 
 LARGER = 1.05, 1.1, 1.2, 1.4, 1.7, 2.0
 """Budgets, as multiples, whose sequences are swapped in if the budget is met in no other way."""
@@ -134,7 +130,7 @@ def least_time_with_swaps(
     planner = _Planner(problem, budget_bytes, link, deadline)
     planner.try_sequence(alone)
     try:
-        planner.alternate(plan, solver_for(solver))
+        planner.plan_around(plan, solver_for(solver))
         planner.lower(lambda larger: plan(problem, larger))
         planner.improve()
     except DeadlinePassedError:
@@ -182,8 +178,8 @@ class _Planner:
         self._bound = BoundsWithHost(self._instance, link).lower_bound(budget_bytes, deadline)
         self._best: tuple[Recomputation, Swapped] | None = None
 
-    def alternate(self, plan: Callable[[RecomputationProblem], Recomputation], solver: str | None) -> None:
-        """Choose what is swapped and plan what is made again, in turn.
+    def plan_around(self, plan: Callable[[RecomputationProblem], Recomputation], solver: str | None) -> None:
+        """Choose what is swapped, plan what is made again around that, and swap again in what comes out.
 
         Args:
             plan: plans what is made again.
@@ -206,18 +202,12 @@ class _Planner:
                     choose(plain, plain.gaps, self._link, self._budget_bytes, self._worth, first=first)
                 )
         for chosen in choices:
-            line = plain
-            for _ in range(ROUNDS):
-                check_time(self._deadline)
-                if self._is_settled():
-                    return
-                stays = stays_of(line, chosen, self._link)
-                before = self._best
-                sequence = plan(replace(self._problem, stays=stays))
-                line = self.try_sequence(sequence, {stay.array for stay in stays})
-                if self._best is before:
-                    break
-                chosen = choose(line, line.gaps, self._link, self._budget_bytes, lambda gap: 1.0)
+            check_time(self._deadline)
+            if self._is_settled():
+                return
+            stays = stays_of(plain, chosen, self._link)
+            sequence = plan(replace(self._problem, stays=stays))
+            self.try_sequence(sequence, {stay.array for stay in stays})
 
     def try_plain(self) -> Timeline:
         """Swap in the order without repetitions."""
