@@ -17,6 +17,12 @@ from olla_solvers.swapping.schedule import places
 from olla_solvers.swapping.timeline import Gap, Timeline
 from olla_solvers.swapping.transfers import Link
 
+MOST_PLACED = 200_000
+"""Gaps that are placed for one choice, counted anew with all before for each that is looked at."""
+
+SMALL = 1e-4
+"""Share of the peak below which an array is not worth a copy."""
+
 _Profile: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 
@@ -61,7 +67,7 @@ class _Chooser:
         late: list[Gap] = []
         heap = []
         for gap in gaps:
-            if gap in first:
+            if gap in first or gap.size_bytes < SMALL * self._timeline.peak_bytes:
                 continue
             alone = places(self._timeline, [gap], self._link)[0]
             saved = self._saved(gap, *alone) if alone[0] < alone[1] else 0.0
@@ -70,8 +76,10 @@ class _Chooser:
             else:
                 late.append(gap)
         heapq.heapify(heap)
-        while heap and left > 0:
+        placed = 0
+        while heap and left > 0 and placed < MOST_PLACED:
             _, gap = heapq.heappop(heap)
+            placed += len(chosen) + 1
             away = places(self._timeline, [*chosen, gap], self._link)
             if any(gone >= back for gone, back in away):
                 late.append(gap)

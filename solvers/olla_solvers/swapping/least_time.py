@@ -228,13 +228,19 @@ class _Planner:
         if arrays:
             longest = {gap.array: gap for gap in sorted(line.gaps, key=_length) if gap.array in arrays}
             self._try_gaps(sequence, line, sorted(longest.values()))
-        if line.begins[-1] < self._most_seconds():
+        if line.begins[-1] + self._least_stall(line) < self._most_seconds():
             self._try_gaps(
                 sequence,
                 line,
                 choose(line, line.gaps, self._link, self._budget_bytes, lambda gap: 1.0, may_stall=True),
             )
         return line
+
+    def _least_stall(self, line: Timeline) -> Seconds:
+        """Return the seconds for which a sequence stalls at least, until enough is away at its peak."""
+        at = max(range(len(line.seconds)), key=line.resident_bytes.__getitem__)
+        beyond_bytes = line.peak_bytes - self._budget_bytes
+        return max(0.0, beyond_bytes / self._link.out_bytes_per_second - line.begins[at])
 
     def _try_gaps(self, sequence: Recomputation, line: Timeline, gaps: Sequence[Gap]) -> None:
         most = self._most_seconds()
