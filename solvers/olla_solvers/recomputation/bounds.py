@@ -147,7 +147,7 @@ class Bounds:
 
     def _at_price(self, operator: OperatorIndex, best: LowerBound, deadline: float) -> Seconds:
         cuts = self._network(operator, deadline)
-        room = best.budget_bytes - self._own[operator]
+        room = self._room(operator, best.budget_bytes)
         if cuts.free.kept_bytes <= room or not best.price:
             return 0.0
         return _value(cuts, cuts.at(best.price * cuts.parts, cuts.free), room)
@@ -155,7 +155,7 @@ class Bounds:
     def _at_best_price(self, operator: OperatorIndex, before: LowerBound, deadline: float) -> LowerBound:
         """Return the bound of one operator at its best price, if that is more than before."""
         cuts = self._network(operator, deadline)
-        room = before.budget_bytes - self._own[operator]
+        room = self._room(operator, before.budget_bytes)
         low = cuts.free
         best_seconds, best_price = 0.0, 0.0
         if low.kept_bytes <= room:
@@ -178,6 +178,10 @@ class Bounds:
             return before
         return replace(before, extra_seconds=best_seconds, operator=operator, price=best_price)
 
+    def _room(self, operator: OperatorIndex, budget_bytes: Bytes) -> Bytes:
+        """Return the bytes that there are for others' results when an operator first runs."""
+        return budget_bytes - self._own[operator]
+
     def _network(self, operator: OperatorIndex, deadline: float) -> Cuts:
         """Return the cuts at an operator's first run."""
         if operator not in self._networks:
@@ -196,13 +200,14 @@ class Bounds:
         before = reachable(operator, problem.problem.predecessors)
         after = reachable(operator, problem.problem.successors)
         there = set(instance.reads[operator])
+        stays = instance.stays_at(instance.problem.order.index(operator)) if instance.problem.stays else set()
         needed, sizes = [], [0] * len(problem.makers)
         makers: list[Sequence[OperatorIndex]] = list(problem.makers)
         for index, array in enumerate(problem.problem.arrays):
             producer = array.producer
             if producer is None or after[producer]:
                 continue
-            sizes[index] = instance.flat.array_bytes[index]
+            sizes[index] = 0 if index in stays else instance.flat.array_bytes[index]
             if index in there:
                 makers[index] = ()
             elif not before[producer]:

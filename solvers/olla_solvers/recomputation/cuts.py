@@ -217,7 +217,10 @@ class Cuts:
 
 def choice_of_units(instance: Instance) -> Choice:
     """Return the choice of units for the arrays that an operator of a later phase reads."""
-    units = instance.units
+    units, phases = instance.units, instance.problem.phases
+    order = enumerate(instance.problem.order)
+    late = next((position for position, operator in order if phases[operator]), 0)
+    stays = instance.stays_at(late)
     return Choice(
         needed=_needed_late(instance),
         makers=[() if unit < 0 else (unit,) for unit in units.of_array],
@@ -226,7 +229,7 @@ def choice_of_units(instance: Instance) -> Choice:
             for operators in units.operators
         ],
         seconds=units.seconds,
-        sizes=instance.flat.array_bytes,
+        sizes=[0 if array in stays else size for array, size in enumerate(instance.flat.array_bytes)],
         step_seconds=instance.problem.step_seconds,
     )
 

@@ -236,4 +236,5 @@ def _room(flat: Flat) -> Trace:
         taken_from=[0] * taken,
         taken_by=[0] * taken,
         is_taken=[0] * versions,
+        began=[0] * len(flat.order),
     )

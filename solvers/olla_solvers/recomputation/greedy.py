@@ -86,6 +86,8 @@ class Greedy:
         self.evaluator = evaluator
         self._instance = evaluator.instance
         self._read = arrays_read(evaluator.instance)
+        stays = evaluator.instance.problem.stays
+        self._stays = {stay.array: (stay.gone_before, stay.back_from) for stay in stays}
 
     def meet(self, start: Found, budget_bytes: Bytes, most_seconds: Seconds, most_walks: int) -> Found:
         """Drop units until the budget is met, or nothing more helps, or it takes too much time.
@@ -141,11 +143,11 @@ class Greedy:
             if again == NEVER:
                 continue
             changes = [
-                (trace.last_early[array] + 1, again, -array_bytes[array])
+                (start, end, -array_bytes[array])
                 for array in arrays
-                if trace.first_late[array] != NEVER
-                and array_bytes[array]
-                and trace.last_early[array] + 1 < again
+                if trace.first_late[array] != NEVER and array_bytes[array]
+                for start, end in self._spans(array, again)
+                if start < end
             ]
             if any(above[end] > above[start] for start, end, _ in changes):
                 lengthened, seconds = self._consequences(found.states, unit, again)
@@ -154,6 +156,14 @@ class Greedy:
                 if saving > 0:
                     result.append(Candidate(unit, tuple(changes), saving, seconds))
         return result
+
+    def _spans(self, array: ArrayIndex, again: Timestep) -> list[tuple[Timestep, Timestep]]:
+        """Return the timesteps at which an array lies there unread until it would be made again."""
+        start = self.evaluator.trace.last_early[array] + 1
+        if array not in self._stays:
+            return [(start, again)]
+        gone, back = (self.evaluator.trace.began[position] for position in self._stays[array])
+        return [(start, gone), (back, again)]
 
     def _consequences(
         self, states: States, unit: int, again: Timestep

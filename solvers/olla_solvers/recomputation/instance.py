@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from olla_solvers.problem import ArrayKind
+from olla_solvers.problem import ArrayKind, Timestep
 from olla_solvers.recomputation.problem import ArrayIndex, RecomputationProblem
 from olla_solvers.recomputation.units import Unit, Units, find_units
 
@@ -48,6 +48,9 @@ class Flat(NamedTuple):
     taken_from: Numbers
     taken_by: Numbers
     moments: Numbers
+    stay_arrays: Numbers
+    stay_from: Numbers
+    stay_until: Numbers
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,10 @@ class Instance:
     makes: tuple[tuple[ArrayIndex, ...], ...]
     demands: tuple[tuple[ArrayIndex, ...], ...]
     flat: Flat
+
+    def stays_at(self, position: Timestep) -> set[ArrayIndex]:
+        """Return the arrays that may be elsewhere when the operator at a position of the order runs."""
+        return {stay.array for stay in self.problem.stays if stay.gone_before <= position < stay.back_from}
 
     def phase_of(self, unit: Unit) -> int:
         """Return the phase that a unit's operators belong to."""
@@ -161,6 +168,9 @@ def _flat(
         taken_from=taken_from,
         taken_by=[made for pairs in taken for _, made in pairs],
         moments=[],
+        stay_arrays=[stay.array for stay in problem.stays],
+        stay_from=[stay.gone_before for stay in problem.stays],
+        stay_until=[stay.back_from for stay in problem.stays],
     )
 
 

@@ -13,11 +13,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from olla_solvers.problem import Bytes, OperatorIndex, Problem
+from olla_solvers.problem import Bytes, OperatorIndex, Problem, Timestep
 
 ArrayIndex: TypeAlias = int
 
 Seconds: TypeAlias = float
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """An array's stay elsewhere, between its last reader of its own phase and the first of a later one.
+
+    Attributes:
+        array: which.
+        gone_before: the position in the order in front of which its memory becomes free; what runs again for
+            that position comes afterwards.
+        back_from: the position in front of which its memory is needed again.
+    """
+
+    array: ArrayIndex
+    gone_before: Timestep
+    back_from: Timestep
 
 
 @dataclass(frozen=True)
@@ -38,6 +54,9 @@ class RecomputationProblem:
         takes_over: pairs of arrays (read, made): the one operator that makes the second one may do so in the
             memory of the first if nobody needs that afterwards. Both have the same size.
         again_seconds: of a repetition of each operator; empty if that takes as long as the first run.
+        stays: of arrays that are elsewhere for a while, at most one of each. One counts if its array is kept,
+            and nothing that runs again reads it meanwhile. They are those of this order: what is proven of a
+            problem with any holds for its order alone.
     """
 
     problem: Problem
@@ -48,6 +67,7 @@ class RecomputationProblem:
     must_precede: Mapping[OperatorIndex, tuple[OperatorIndex, ...]] = field(default_factory=dict)
     takes_over: tuple[tuple[ArrayIndex, ArrayIndex], ...] = ()
     again_seconds: tuple[Seconds, ...] = ()
+    stays: tuple[Stay, ...] = ()
 
     @property
     def repetition_seconds(self) -> tuple[Seconds, ...]:

@@ -188,7 +188,9 @@ class _Order:
     def _moment(self, operator: OperatorIndex) -> Moment:
         here = self._position[operator]
         has_run = [self._position[other] < here for other in range(len(self._position))]
-        return Moment(operator, self.rooms[operator], has_run, [not ran for ran in has_run], here)
+        is_to_come = [not ran for ran in has_run]
+        elsewhere = self.evaluator.instance.stays_at(here)
+        return Moment(operator, self.rooms[operator], has_run, is_to_come, here, elsewhere)
 
     def proposal(self, program: ResidencyProgram, values: Sequence[float], is_optimal: bool) -> Proposal:
         """Return the states that a solution stands for."""
@@ -287,7 +289,12 @@ class _Proposer:
         return evaluation.extra_seconds if is_within else math.inf
 
     def _prove(self, instance: Instance, operators: Sequence[OperatorIndex]) -> None:
-        """Prove a bound of any order by moments whose sequence is the same in all orders."""
+        """Prove a bound of any order by moments whose sequence is the same in all orders.
+
+        Nothing is proven if arrays are elsewhere at times, which are those of one order.
+        """
+        if instance.problem.stays:
+            return
         bound = self.found.bound
         chain = [moment_of_any_order(instance, _operator(bound), bound.budget_bytes)]
         for operator in operators:

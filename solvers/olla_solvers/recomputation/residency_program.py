@@ -63,6 +63,7 @@ class Moment:
         has_run: for each operator True if it has run before in any case.
         is_to_come: for each operator True if it cannot have run; true of the moment's own.
         position: in the order, or 0 if any order is meant.
+        elsewhere: arrays that take no room if they are kept.
     """
 
     operator: OperatorIndex
@@ -70,6 +71,7 @@ class Moment:
     has_run: Sequence[bool]
     is_to_come: Sequence[bool]
     position: Timestep = 0
+    elsewhere: Collection[ArrayIndex] = ()
 
 
 _NEVER = -1
@@ -140,7 +142,8 @@ class ResidencyProgram:
             values: of the solution's columns.
             at: the moment's place.
         """
-        return sum(self._sizes[array] for array in self.resident(values, at))
+        resident = self.resident(values, at).difference(self._moments[at].elsewhere)
+        return sum(self._sizes[array] for array in resident)
 
     def runs(self, values: Sequence[float], at: int) -> set[Maker]:
         """Return the makers that run again between a moment and the next.
@@ -236,8 +239,11 @@ class ResidencyProgram:
 
     def _fit(self, at: int) -> None:
         """Have room for what is resident at a moment."""
-        columns = self._resident[at].items()
-        resident = Expression((column, self._sizes[array] / BYTES_OF_UNIT) for array, column in columns)
+        resident = Expression(
+            (column, self._sizes[array] / BYTES_OF_UNIT)
+            for array, column in self._resident[at].items()
+            if array not in self._moments[at].elsewhere
+        )
         self.model.require(resident, "<=", self._moments[at].room_bytes / BYTES_OF_UNIT)
 
     def _minimise(self) -> None:

@@ -40,9 +40,10 @@ class Trace(NamedTuple):
     """What a walk writes; only entries below the numbers that it returns count.
 
     Of each timestep its operator, the number of the repetition (0 for the operator itself) and the bytes; of
-    each version of an array its array, bytes, and the timesteps at which it is made, last read by an operator
-    of its phase in its place (or made, if by none), first read by any other, and last read. Versions below
-    the number of arrays are the arrays themselves.
+    each position in the order the timestep at which it begins, with what runs again for it; of each version
+    of an array its array, bytes, and the timesteps at which it is made, last read by an operator of its phase
+    in its place (or made, if by none), first read by any other, and last read. Versions below the number of
+    arrays are the arrays themselves.
     """
 
     operator: Numbers
@@ -63,6 +64,7 @@ class Trace(NamedTuple):
     taken_from: Numbers
     taken_by: Numbers
     is_taken: Numbers
+    began: Numbers
 
 
 def walk(flat: Flat, states: Numbers, trace: Trace) -> tuple[int, int, float]:
@@ -82,6 +84,7 @@ def walk(flat: Flat, states: Numbers, trace: Trace) -> tuple[int, int, float]:
     timestep, versions, taken, seconds = 0, len(flat.array_bytes), 0, 0.0
     for position in range(len(order)):
         operator = order[position]
+        trace.began[position] = timestep
         for index in range(demand_starts[operator], demand_starts[operator + 1]):
             unit = demand_units[index]
             if states[unit] == KEPT:
@@ -251,6 +254,12 @@ def _count(flat: Flat, trace: Trace, timesteps: int, versions: int, taken: int) 
             change[trace.first[version]] += size
             change[trace.last[version] + 1] -= size
         trace.is_taken[version] = 0
+    for index in range(len(flat.stay_arrays)):
+        array = flat.stay_arrays[index]
+        gone, back = trace.began[flat.stay_from[index]], trace.began[flat.stay_until[index]]
+        if trace.last_early[array] < gone < back <= trace.first_late[array] < NEVER:
+            change[gone] -= trace.version_bytes[array]
+            change[back] += trace.version_bytes[array]
     alive = 0
     for timestep in range(timesteps):
         alive += change[timestep]

@@ -332,8 +332,12 @@ class RetentionProgram:
                 if run.is_repetition or arrays[array].kind is ArrayKind.PLANNED
             )
             _add(expression, run.runs, (made + workspaces[run.operator]) // unit_bytes)
-            self._take_over(place, expression, unit_bytes)
+            self._subtract(place, expression, unit_bytes)
             self.model.require(expression, "<=", budget_bytes // unit_bytes)
+
+    def _subtract(self, place: int, resident: Expression, unit_bytes: Bytes) -> None:
+        """Take away what needs no memory of its own at a place, though it is retained or made there."""
+        self._take_over(place, resident, unit_bytes)
 
     def _take_over(self, place: int, resident: Expression, unit_bytes: Bytes) -> None:
         """Let results take the memory of what is read for the last time."""

@@ -83,7 +83,23 @@ def measure(instance: Instance, executions: Sequence[Execution]) -> Recomputatio
         executions: what runs; every source has run before.
     """
     problem = instance.problem
-    reads = [_versions_read(instance, execution) for execution in executions]
+    repeated = {execution.operator for execution in executions if execution.copy}
+    return Recomputation(
+        tuple(executions),
+        max(resident_bytes(instance, executions), default=0),
+        sum(problem.repetition_seconds[execution.operator] for execution in executions if execution.copy),
+        tuple(sorted(_arrays_made_by(instance, repeated))),
+    )
+
+
+def resident_bytes(instance: Instance, executions: Sequence[Execution]) -> list[Bytes]:
+    """Return the bytes at each timestep of a sequence.
+
+    Args:
+        instance: the step.
+        executions: what runs; every source has run before.
+    """
+    reads = [versions_read(instance, execution) for execution in executions]
     first: dict[Version, int] = {}
     last: dict[Version, int] = {}
     for timestep, execution in enumerate(executions):
@@ -98,18 +114,18 @@ def measure(instance: Instance, executions: Sequence[Execution]) -> Recomputatio
         change[last[version] + 1] -= size
     resident = list(accumulate(change))
     for timestep, execution in enumerate(executions):
-        resident[timestep] += problem.problem.operators[execution.operator].workspace_bytes
+        resident[timestep] += instance.problem.problem.operators[execution.operator].workspace_bytes
         resident[timestep] -= _taken_over(instance, execution, reads[timestep], timestep, last)
-    repeated = {execution.operator for execution in executions if execution.copy}
-    return Recomputation(
-        tuple(executions),
-        max(resident[: len(executions)], default=0),
-        sum(problem.repetition_seconds[execution.operator] for execution in executions if execution.copy),
-        tuple(sorted(_arrays_made_by(instance, repeated))),
-    )
+    return resident[: len(executions)]
 
 
-def _versions_read(instance: Instance, execution: Execution) -> list[Version]:
+def versions_read(instance: Instance, execution: Execution) -> list[Version]:
+    """Return what an execution reads: arrays, and of each which copy.
+
+    Args:
+        instance: the step.
+        execution: one run of an operator.
+    """
     sources = dict(execution.sources)
     versions = []
     for array in instance.reads[execution.operator]:

@@ -1,0 +1,265 @@
+"""When chosen arrays are copied out and in: so that nothing stalls, or within a budget whatever that stalls.
+
+Each array is copied out right after its last access. Its copy in begins as late as it can without a stall:
+from the last deadline to the first, each copy ends at its own, or where the next one begins. That is the
+fewest bytes at every moment, and the sequence of deadlines, in which a link that copies one after the other
+misses none if any sequence misses none. For a budget, the timesteps are walked with both directions' clocks;
+where bytes pass the budget, the operators wait until what is cheapest to wait for is away.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from olla_solvers.problem import Bytes, Timestep
+from olla_solvers.recomputation.problem import Seconds
+from olla_solvers.swapping.simulate import Simulation, simulate
+from olla_solvers.swapping.timeline import Gap, Timeline
+from olla_solvers.swapping.transfers import Link, Transfer, away_bytes
+
+SLACK = 1e-9
+"""Share of the step's seconds by which copies end before they are waited for, against rounding."""
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """A timeline with transfers.
+
+    Attributes:
+        transfers: of copies that begin at the same boundary, the first comes first.
+        resident_bytes: of each timestep.
+        simulation: its times.
+    """
+
+    transfers: tuple[Transfer, ...]
+    resident_bytes: tuple[Bytes, ...]
+    simulation: Simulation
+
+    @property
+    def peak_bytes(self) -> Bytes:
+        """Most bytes alive at once."""
+        return max(self.resident_bytes, default=0)
+
+    @property
+    def seconds(self) -> Seconds:
+        """Of the step with repetitions and stalls."""
+        return self.simulation.seconds
+
+
+def swapped(timeline: Timeline, transfers: Sequence[Transfer], sizes: Sequence[Bytes], link: Link) -> Swapped:
+    """Return a timeline with transfers.
+
+    Args:
+        timeline: without.
+        transfers: in gaps of it.
+        sizes: of each transfer's array.
+        link: which copies.
+    """
+    away = away_bytes(transfers, sizes, len(timeline.seconds))
+    resident = tuple(there - gone for there, gone in zip(timeline.resident_bytes, away, strict=True))
+    return Swapped(tuple(transfers), resident, simulate(timeline.seconds, transfers, sizes, link))
+
+
+def places(timeline: Timeline, gaps: Sequence[Gap], link: Link) -> list[tuple[Timestep, Timestep]]:
+    """Return for each gap from which to which timestep its array is away if all are swapped without a stall.
+
+    Args:
+        timeline: of the gaps.
+        gaps: any.
+        link: which copies.
+
+    Returns:
+        Timesteps ``[gone, back)``; there are none of them where a copy would not end in time.
+    """
+    begins = timeline.begins
+    slack = SLACK * begins[-1]
+    gone = [0] * len(gaps)
+    free = 0.0
+    for index in sorted(range(len(gaps)), key=lambda each: gaps[each].out_after):
+        gap = gaps[index]
+        free = max(free, begins[gap.out_after + 1]) + link.out_seconds(gap.size_bytes)
+        gone[index] = max(gap.out_after + 1, bisect_left(begins, free + slack))
+    back = [0] * len(gaps)
+    following = begins[-1]
+    for index in sorted(range(len(gaps)), key=lambda each: -gaps[each].back_before):
+        gap = gaps[index]
+        end = min(following, begins[gap.back_before])
+        following = end - link.in_seconds(gap.size_bytes)
+        back[index] = max(0, bisect_right(begins, following - slack, hi=gap.back_before + 1) - 1)
+    return list(zip(gone, back, strict=True))
+
+
+def transfers_of(
+    gaps: Sequence[Gap], away: Sequence[tuple[Timestep, Timestep]]
+) -> list[tuple[Transfer, Gap]]:
+    """Return the transfers of gaps, those first that are needed again first.
+
+    Args:
+        gaps: what is swapped.
+        away: for each the timesteps at which it is; no transfer if there are none.
+    """
+    pairs = [
+        (Transfer(gap.out_after, gone, back, gap.back_before, gap.array), gap)
+        for gap, (gone, back) in zip(gaps, away, strict=True)
+        if gone < back
+    ]
+    return sorted(pairs, key=lambda pair: (pair[0].back_before, pair[0]))
+
+
+def without_stalls(timeline: Timeline, gaps: Sequence[Gap], link: Link) -> Swapped:
+    """Return the timeline with some arrays away for as long as nothing stalls.
+
+    Args:
+        timeline: of the gaps.
+        gaps: what is swapped, where there is time.
+        link: which copies.
+    """
+    pairs = transfers_of(gaps, places(timeline, gaps, link))
+    return swapped(timeline, [transfer for transfer, _ in pairs], [gap.size_bytes for _, gap in pairs], link)
+
+
+def within_budget(
+    timeline: Timeline,
+    gaps: Sequence[Gap],
+    link: Link,
+    budget_bytes: Bytes,
+    most_seconds: Seconds = math.inf,
+) -> Swapped | None:
+    """Return the timeline with some arrays away, where needed for a budget with stalls.
+
+    Args:
+        timeline: of the gaps.
+        gaps: what may be swapped.
+        link: which copies.
+        budget_bytes: the peak that is wanted; it may be passed, if nothing more can be away.
+        most_seconds: that it may take.
+
+    Returns:
+        None if it would take more seconds.
+    """
+    away = _Waits(timeline, gaps, link, budget_bytes, most_seconds).away()
+    if away is None:
+        return None
+    pairs = transfers_of(gaps, away)
+    return swapped(timeline, [transfer for transfer, _ in pairs], [gap.size_bytes for _, gap in pairs], link)
+
+
+def without_needless(timeline: Timeline, done: Swapped, link: Link, budget_bytes: Bytes) -> Swapped:
+    """Return the timeline without transfers that a budget does not need; the largest arrays stay.
+
+    Args:
+        timeline: without transfers.
+        done: with them.
+        link: which copies.
+        budget_bytes: the peak that may not be passed, unless it is already.
+    """
+    most = max(budget_bytes, done.peak_bytes)
+    size_of = {gap.array: gap.size_bytes for gap in timeline.gaps}
+    resident = np.array(done.resident_bytes, dtype=np.int64)
+    needless = set()
+    for transfer in sorted(done.transfers, key=lambda each: (size_of[each.array], each)):
+        span = slice(transfer.gone_before, transfer.back_from)
+        if int(resident[span].max()) + size_of[transfer.array] <= most:
+            resident[span] += size_of[transfer.array]
+            needless.add(transfer)
+    left = [transfer for transfer in done.transfers if transfer not in needless]
+    return swapped(timeline, left, [size_of[transfer.array] for transfer in left], link)
+
+
+class _Waits:
+    """Walks the timesteps, and waits where bytes pass the budget."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        gaps: Sequence[Gap],
+        link: Link,
+        budget_bytes: Bytes,
+        most_seconds: Seconds,
+    ) -> None:
+        self._timeline = timeline
+        self._gaps = gaps
+        self._link = link
+        self._budget_bytes = budget_bytes
+        self._away = places(timeline, gaps, link)
+        self._resident = np.array(timeline.resident_bytes, dtype=np.int64)
+        for index in range(len(gaps)):
+            self._count(index, -1)
+        self._most_seconds = most_seconds
+        self._out_end = [0.0] * len(gaps)
+        self._clock = 0.0
+
+    def away(self) -> list[tuple[Timestep, Timestep]] | None:
+        """Return for each gap when its array is away; None if that takes too long."""
+        ends: dict[Timestep, list[int]] = {}
+        needs: dict[Timestep, list[int]] = {}
+        for index, gap in enumerate(self._gaps):
+            ends.setdefault(gap.out_after, []).append(index)
+            needs.setdefault(gap.back_before, []).append(index)
+        open_gaps: dict[int, None] = {}
+        out_free = in_free = 0.0
+        for timestep, seconds in enumerate(self._timeline.seconds):
+            for index in sorted(needs.get(timestep, ()), key=lambda each: self._away[each][1]):
+                del open_gaps[index]
+                gone, back = self._away[index]
+                if gone < back:
+                    began = self._clock - self._seconds(back, timestep)
+                    in_free = max(in_free, began) + self._link.in_seconds(self._gaps[index].size_bytes)
+                    self._clock = max(self._clock, in_free)
+            while self._resident[timestep] > self._budget_bytes:
+                if not self._wait(timestep, open_gaps):
+                    break
+            if self._clock + self._timeline.begins[-1] - self._timeline.begins[timestep] > self._most_seconds:
+                return None
+            self._clock += seconds
+            for index in ends.get(timestep, ()):
+                open_gaps[index] = None
+                out_free = max(out_free, self._clock) + self._link.out_seconds(self._gaps[index].size_bytes)
+                self._out_end[index] = out_free
+        return self._away
+
+    def _wait(self, timestep: Timestep, open_gaps: dict[int, None]) -> bool:
+        """Have one more array away at a timestep, the one that stalls least for its bytes."""
+        excess = int(self._resident[timestep]) - self._budget_bytes
+        best, best_rate = None, 0.0
+        for index in open_gaps:
+            gone, back = self._away[index]
+            if gone <= timestep < back:
+                continue
+            gap = self._gaps[index]
+            stall = max(0.0, self._out_end[index] - self._clock) if gone > timestep or gone >= back else 0.0
+            if back <= timestep:
+                left = self._seconds(timestep + 1, gap.back_before)
+                stall += max(0.0, self._link.in_seconds(gap.size_bytes) - left)
+            rate = stall / min(excess, gap.size_bytes)
+            if best is None or rate < best_rate:
+                best, best_rate = index, rate
+        if best is None:
+            return False
+        gone, back = self._away[best]
+        self._count(best, 1)
+        if gone >= back:
+            gone = back = timestep
+        self._away[best] = min(gone, timestep), max(back, self._returns(best, timestep))
+        self._count(best, -1)
+        self._clock = max(self._clock, self._out_end[best])
+        return True
+
+    def _returns(self, index: int, timestep: Timestep) -> Timestep:
+        """Return the first timestep after another one at which there is room, or the array is needed."""
+        end = self._gaps[index].back_before
+        has_room = self._resident[timestep + 1 : end] <= self._budget_bytes
+        return timestep + 1 + int(np.argmax(has_room)) if has_room.any() else end
+
+    def _seconds(self, first: Timestep, end: Timestep) -> Seconds:
+        return self._timeline.begins[end] - self._timeline.begins[first]
+
+    def _count(self, index: int, sign: int) -> None:
+        gone, back = self._away[index]
+        if gone < back:
+            self._resident[gone:back] += sign * self._gaps[index].size_bytes

@@ -1,0 +1,93 @@
+"""What a sequence of executions takes, timestep by timestep, and where arrays wait unread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+from olla_solvers.problem import ArrayKind, Bytes, Timestep
+from olla_solvers.recomputation.instance import Instance
+from olla_solvers.recomputation.problem import ArrayIndex, Execution, Seconds
+from olla_solvers.recomputation.published.sequence import resident_bytes, versions_read
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Gap:
+    """The timesteps between two accesses of an array, at which it may be elsewhere.
+
+    Attributes:
+        out_after: the access before; also the array's producer.
+        back_before: the access after.
+        array: which; what the step's own operators make of it, not a repetition.
+        size_bytes: of the array.
+    """
+
+    out_after: Timestep
+    back_before: Timestep
+    array: ArrayIndex
+    size_bytes: Bytes
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A sequence of executions without swapping.
+
+    Attributes:
+        executions: in sequence.
+        seconds: of each.
+        resident_bytes: of each: everything alive, and the workspace.
+        gaps: of all arrays, ascending.
+    """
+
+    executions: tuple[Execution, ...]
+    seconds: tuple[Seconds, ...]
+    resident_bytes: tuple[Bytes, ...]
+    gaps: tuple[Gap, ...]
+
+    @cached_property
+    def begins(self) -> list[Seconds]:
+        """Seconds from the step's beginning at which each timestep begins if nothing stalls; and the end."""
+        return [0.0, *accumulate(self.seconds)]
+
+    @property
+    def peak_bytes(self) -> Bytes:
+        """Most bytes alive at once."""
+        return max(self.resident_bytes, default=0)
+
+
+def timeline(instance: Instance, executions: Sequence[Execution]) -> Timeline:
+    """Return the timeline of a sequence.
+
+    Args:
+        instance: the step.
+        executions: what runs; every source has run before.
+    """
+    problem = instance.problem
+    seconds = tuple(
+        problem.repetition_seconds[each.operator] if each.copy else problem.seconds[each.operator]
+        for each in executions
+    )
+    resident = tuple(resident_bytes(instance, executions))
+    return Timeline(tuple(executions), seconds, resident, tuple(_gaps(instance, executions)))
+
+
+def _gaps(instance: Instance, executions: Sequence[Execution]) -> list[Gap]:
+    arrays = instance.problem.problem.arrays
+    accesses: dict[ArrayIndex, list[Timestep]] = {}
+    for timestep, execution in enumerate(executions):
+        if not execution.copy:
+            for array in instance.makes[execution.operator]:
+                accesses[array] = [timestep]
+        for array, copy in versions_read(instance, execution):
+            if not copy:
+                accesses.setdefault(array, []).append(timestep)
+    return sorted(
+        Gap(before, after, array, arrays[array].size_bytes)
+        for array, timesteps in accesses.items()
+        if arrays[array].kind is ArrayKind.PLANNED and arrays[array].size_bytes
+        for before, after in pairwise(timesteps)
+        # At least one timestep lies between them.
+        if after > before + 1
+    )
