@@ -39,6 +39,9 @@ SHARE_OF_PROPOSALS = 0.3
 WORTH_COMPILING = 400_000
 """Operators that walks must pass together for them to be compiled, if numba is installed."""
 
+WORTH_IN_SMALL_STEPS = 4.0
+"""The effort from which on they are compiled for steps of any size."""
+
 MOST_COMPILED_STEPS, LEAST_COMPILED_WALKS = 10_000_000, 1_000
 """The same as above for compiled walks, of which annealing has as many again."""
 
@@ -133,7 +136,8 @@ class Planner:
     @property
     def is_worth_compiling(self) -> bool:
         """True if the walks would take longer in plain Python than compiled code takes to load."""
-        return self._usual_walks(is_compiled=False) * self._operators >= WORTH_COMPILING
+        steps = self._usual_walks(is_compiled=False) * self._operators
+        return steps >= WORTH_COMPILING or self._effort >= WORTH_IN_SMALL_STEPS
 
     def is_met_without(self, budget_bytes: Bytes) -> bool:
         """Return True if an order is within a budget without any repetition."""
@@ -166,17 +170,18 @@ class Planner:
                 self._add([proposal for proposal in proposals if proposal.order == order])
                 if proposals:
                     search.meet(budget_bytes, round(SHARE_OF_PROPOSALS * self._walks))
-            if not self._is_settled(budget_bytes):
+                if not self._is_compiled and not self._is_settled(budget_bytes):
+                    search.improve(budget_bytes, self._tries, self._seed)
+            if self._is_compiled and not self._is_settled(budget_bytes):
                 self._improve(budget_bytes)
         except DeadlinePassedError:
             return
 
     def _improve(self, budget_bytes: Bytes) -> None:
         """Go on with the order that promises most, and anneal the best states."""
-        if self._is_compiled:
-            # It may take what all orders together have taken, once more.
-            search = self._best_search(round(NEARLY * budget_bytes))
-            search.meet(budget_bytes, len(self._searches) * self._walks)
+        # It may take what all orders together have taken, once more.
+        search = self._best_search(round(NEARLY * budget_bytes))
+        search.meet(budget_bytes, len(self._searches) * self._walks)
         self._best_search(budget_bytes).improve(budget_bytes, self._tries, self._seed)
 
     def _start(self) -> None:
@@ -191,7 +196,7 @@ class Planner:
                 search.compile()
         walks = round(self._effort * self._usual_walks(is_compiled=is_compiled))
         self._walks = walks // len(self._searches)
-        self._tries = round(SHARE_OF_ANNEALING * walks)
+        self._tries = round(SHARE_OF_ANNEALING * self._walks)
         if is_compiled:
             self._tries = round(self._effort * MOST_COMPILED_STEPS) // self._operators
         corners: list[Cut] = []
