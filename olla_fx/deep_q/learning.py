@@ -6,8 +6,9 @@ of them never tried in that state; the largest of so many estimates is too large
 they learn. On VGG-16 at 0.6 of its peak, swapping alone, the last sixth of 100 games took 23 % more than the
 step with equation 5, 16 % at random, and 9 % by what games came to.
 
-Of each episode the share of random actions is one minus the share of the episodes, or of the time, that has
-passed. Weights are updated by Adam instead of plain SGD, whose rate would have to be found for each step.
+At first some games are played at random: they fill the memory, and cost next to nothing beside updates. Of
+each later episode the share of random actions is one minus the share of the episodes, or of the time, that
+has passed. Weights are updated by Adam instead of plain SGD, whose rate would have to be found for each step.
 Rewards are counted in the seconds that copying all bytes beyond the limit would take, so that Q values of a
 small step and of a large one are of the same size.
 """
@@ -35,7 +36,8 @@ class Settings:
     """How to learn.
 
     Attributes:
-        episodes: l, games played.
+        episodes: l, games played from which is learned while they are played.
+        random_games: played before at random, to learn from; they take little time.
         batch: games' moves that each update looks at.
         updates: after each move; a fraction for one after several moves.
         decay: gamma, what the next move's value counts.
@@ -48,7 +50,8 @@ class Settings:
     """
 
     episodes: int = 200
-    batch: int = 16
+    random_games: int = 100
+    batch: int = 8
     updates: float = 0.5
     decay: float = 1.0
     lookahead: float = 0.0
@@ -68,7 +71,7 @@ class Settings:
         shares = self.decay, self.lookahead
         if (
             min(counts) < 1
-            or self.updates < 0
+            or min(self.updates, self.random_games) < 0
             or not self.rate > 0
             or not all(0 <= each <= 1 for each in shares)
         ):
@@ -81,7 +84,7 @@ class Learned:
 
     Attributes:
         network: what has learned.
-        returns: of each episode the sum of the rewards, in seconds.
+        returns: of each game, the random ones first, the sum of the rewards, in seconds.
     """
 
     network: QNetwork
@@ -122,7 +125,7 @@ def learn(
         settings: how to learn.
         network: goes on learning, and is changed; a new one if there is none.
         deadline: ``time.monotonic()`` at which to stop.
-        game_over: is called with the environment after each episode.
+        game_over: is called with the environment after each game.
     """
     settings = settings or Settings()
     network = network or QNetwork(settings.width, settings.rounds, seed=settings.seed)
@@ -132,11 +135,12 @@ def learn(
     optimizer = torch.optim.Adam(network.parameters(), settings.rate)
     began = time.monotonic()
     returns = []
-    for episode in range(settings.episodes):
+    for game in range(settings.random_games + settings.episodes):
+        episode = game - settings.random_games
         passed = (time.monotonic() - began) / (deadline - began) if deadline < math.inf else 0.0
-        player = players[episode % len(players)]
-        sure = max((episode + 1) / settings.episodes, passed)
-        reward = player.play(1 - sure, optimizer, deadline)
+        player = players[game % len(players)]
+        sure = max((episode + 1) / settings.episodes, passed) if episode >= 0 else 0.0
+        reward = player.play(1 - sure, optimizer if episode >= 0 else None, deadline)
         if reward is None:
             break
         returns.append(reward)

@@ -24,7 +24,7 @@ class LearnedPlan:
         plan: the fastest within the limit; if no game was won, the one of the smallest peak.
         is_met: True if the plan is within the limit.
         network: which has learned; None if nothing had to be done.
-        returns: of each episode the sum of the rewards, in seconds; of the last one without random actions.
+        returns: of each game the sum of the rewards, in seconds; the last one is without random actions.
         seconds: by the clock.
     """
 
@@ -52,8 +52,8 @@ def plan_by_learning(
         limit_bytes: of planned arrays and workspaces.
         link: which copies.
         recompute: False to swap alone.
-        settings: how to learn; ``episodes=1`` plays one game without random actions, so that a network that
-            has learned elsewhere is used almost as it is.
+        settings: how to learn; without updates, random games and all but one episode, a network that has
+            learned elsewhere is used as it is.
         network: which has learned before, on any step; it goes on learning on this one, and is changed.
         time_limit: seconds by the clock, after which the best plan so far is returned; at least one game is
             played. Without a limit, plans are the same for the same seed.

@@ -133,11 +133,10 @@ def test_what_was_learned_on_a_small_step_serves_a_larger_one():
     seconds = (0.5, 8.0, 0.5, 8.0)
     small = learn([Environment(chain(6, seconds), 40, Link(5.0, 5.0))], Settings(episodes=80, updates=0.5))
     problem, limit, link = chain(16, seconds), 110, Link(5.0, 5.0)
-    as_it_is = plan_by_learning(
-        problem, limit, link, network=small.network, settings=Settings(episodes=1, updates=0)
-    )
+    once = Settings(episodes=1, random_games=0, updates=0)
+    as_it_is = plan_by_learning(problem, limit, link, network=small.network, settings=once)
     untaught = [
-        plan_by_learning(problem, limit, link, settings=Settings(episodes=1, updates=0, seed=seed)).plan
+        plan_by_learning(problem, limit, link, network=QNetwork(seed=seed), settings=once).plan
         for seed in range(4)
     ]
     assert as_it_is.is_met
