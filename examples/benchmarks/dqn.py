@@ -32,10 +32,13 @@ from kmeans import kmeans_problem
 
 from olla_fx.costs import profile_by_name
 from olla_fx.deep_q import QNetwork, Settings, learn, plan_by_learning
+from olla_solvers.problem import ArrayKind
+from olla_solvers.recomputation.evaluate import Evaluator, plain_states
+from olla_solvers.recomputation.instance import prepare
 from olla_solvers.recomputation.problem import RecomputationProblem
 from olla_solvers.recomputation.published.methods import HEURISTICS
 from olla_solvers.swapping.environment.environment import Environment
-from olla_solvers.swapping.transfers import Link
+from olla_solvers.swapping.transfers import Link, away_bytes
 
 HERE = Path(__file__).parent
 
@@ -59,11 +62,15 @@ SHARES = (0.8, 0.7, 0.6, 0.5)
 CHEN = ("chen-search", "chen-segments", "chen-segments-by-cost")
 
 SWAPPING = {
-    "AutoSwap": "autoswap",
-    "LRU": "least-recently-used",
-    "longest reused": "longest-reused",
+    "AutoSwap": ("autoswap-doa", "autoswap-aoa", "autoswap-wdoa", "autoswap-swdoa"),
+    "LRU": ("least-recently-used",),
+    "longest reused": ("longest-reused",),
 }
-"""Published planners that swap: the paper's SuperNeurons and TFLMS are the last two."""
+"""Published planners that swap, each with the methods of which the best counts, AutoSwap by each of its
+scores. The last two are the paper's SuperNeurons and TFLMS."""
+
+LAXER = (1.4, 1.3, 1.2, 1.15, 1.1, 1.05, 1.0)
+"""Limits that are tried for them, relative to the real one."""
 
 PARTS = ("learned", "swapping", "transfer")
 
@@ -132,25 +139,37 @@ def _at_random(
 def by_swapping(problem: RecomputationProblem, link: Link) -> dict[str, list[Point]]:
     """Return the plans of published planners that swap, if they are there.
 
-    What they count as load has the caller's arrays in it, and knows no memory that is taken over. So shares
-    are of their own peak, without the caller's arrays.
+    They know no memory that is taken over, and count the caller's arrays. Here these have no bytes, and
+    limits are tried from laxer ones on, until a plan is within the real one by the count of all others.
     """
     if importlib.util.find_spec("olla_solvers.swapping.methods") is None:
         return {}
     from olla_solvers.swapping.methods import METHODS
     from olla_solvers.swapping.timed_step import TimedStep
 
-    step = TimedStep(problem.problem, problem.order, problem.seconds)
-    static = problem.problem.static_bytes
-    peak = step.peak_bytes - static
+    arrays, operators = problem.problem.arrays, problem.problem.operators
+    planned = [0 if array.kind is ArrayKind.STATIC else array.size_bytes for array in arrays]
+    workspaces = [operator.workspace_bytes for operator in operators]
+    step = TimedStep(problem.problem.resized(planned, workspaces), problem.order, problem.seconds)
+    evaluator = Evaluator(prepare(problem))
+    evaluator.evaluate(plain_states(evaluator.instance))
+    resident = evaluator.trace.timestep_bytes[: step.length]
     points: dict[str, list[Point]] = {}
-    for planner, method in SWAPPING.items():
+    for planner, methods in SWAPPING.items():
         points[planner] = []
         for share in SHARES:
-            plan = METHODS[method](step, int(share * peak) + static, link)
-            is_met = plan.peak_bytes <= int(share * peak) + static
-            point = (plan.peak_bytes - static) / peak, plan.extra_seconds / problem.step_seconds
-            points[planner].append(point if is_met else None)
+            found = []
+            for method in methods:
+                for laxer in LAXER:
+                    limit = int(share * max(resident))
+                    plan = METHODS[method](step, int(laxer * limit), link)
+                    sizes = [arrays[transfer.array].size_bytes for transfer in plan.transfers]
+                    away = away_bytes(plan.transfers, sizes, step.length)
+                    needed = max(there - gone for there, gone in zip(resident, away, strict=True))
+                    if needed <= limit:
+                        found.append((plan.extra_seconds / problem.step_seconds, needed / max(resident)))
+                        break
+            points[planner].append((min(found)[1], min(found)[0]) if found else None)
     return points
 
 
@@ -255,7 +274,7 @@ def arguments() -> argparse.Namespace:
         "--link", type=float, default=16.0, metavar="GB/S", help="each way (default: %(default)s)"
     )
     parser.add_argument(
-        "--seconds", type=float, default=10.0, help="time limit of a plan (default: %(default)s)"
+        "--seconds", type=float, default=5.0, help="time limit of a plan (default: %(default)s)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where figures are kept")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures into an image file")

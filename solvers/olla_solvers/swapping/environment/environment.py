@@ -15,8 +15,9 @@ more, whatever comes next.
   game costs a step's time more, and what copying all bytes beyond the limit takes; and again in proportion to
   those that are left.
 
-Where it differs from the paper: copying begins when the operator that accesses an array has run, and not
-while it runs; only what makes room may be done; the paper goes from node to node where nothing changes.
+Where it differs from the paper: a copy begins when the operator that accesses the array has run and the link
+is free, while the paper's begins at the node where the player stands, so that the link idles until then; only
+what makes room may be done; the paper goes from node to node where nothing changes.
 """
 
 from __future__ import annotations
@@ -242,7 +243,7 @@ class Environment:
     def _copy(self, action: Action) -> None:
         game = self._game
         game.done.add(action.node)
-        game.copies[action.node] = max(action.after, self._last_run[game.node])
+        game.copies[action.node] = max(action.after, *game.copies.values(), 0)
         self._time()
         # When the copy that has just been asked for ends, by the sequence in which copies are asked for.
         end = max(game.timetable.out_ends, default=0.0)
