@@ -8,9 +8,10 @@ step with equation 5, 16 % at random, and 9 % by what games came to.
 
 At first some games are played at random: they fill the memory, and cost next to nothing beside updates. Of
 each later episode the share of random actions is one minus the share of the episodes, or of the time, that
-has passed. Weights are updated by Adam instead of plain SGD, whose rate would have to be found for each step.
-Rewards are counted in the seconds that copying all bytes beyond the limit would take, so that Q values of a
-small step and of a large one are of the same size.
+has passed. Random actions are removals as often as a number says that each game draws. Weights are updated by
+Adam instead of plain SGD, whose rate would have to be found for each step. Rewards are counted in the seconds
+that copying all bytes beyond the limit would take, so that Q values of a small step and of a large one are of
+the same size.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class Player:
         self._network, self._settings = network, settings
         self._draw = random.Random(f"{settings.seed} {index}")
         self._moves: deque[_Move] = deque(maxlen=settings.memory)
-        self._owed = 0.0
+        self._owed = self._liking = 0.0
 
     def play(
         self, randomness: float, optimizer: torch.optim.Optimizer | None = None, deadline: float = math.inf
@@ -188,6 +189,8 @@ class Player:
             The sum of the rewards; None if the deadline came first.
         """
         observation, scale = self.environment.reset(), self.environment.scale_seconds
+        # Some games swap nearly alone, others hardly at all.
+        self._liking = self._draw.random()
         moves: list[tuple[Observation, int, Seconds, Observation]] = []
         while not observation.is_over:
             if time.monotonic() > deadline:
@@ -210,7 +213,11 @@ class Player:
     def _choose(self, observation: Observation, randomness: float) -> int:
         choices = observation.choices
         if self._draw.random() < randomness:
-            return self._draw.choice(choices)
+            actions = self.environment.actions
+            removals = [choice for choice in choices if choice in actions and actions[choice].is_removal]
+            others = [choice for choice in choices if choice not in removals]
+            wants_removal = self._draw.random() < self._liking
+            return self._draw.choice((removals if wants_removal else others) or choices)
         if len(choices) == 1:
             return choices[0]
         with torch.no_grad():
