@@ -201,7 +201,7 @@ def tables(results: Mapping[str, Figures]) -> str:
     rows = []
     for name, known in results.items():
         for planner, points in known.get("points", {}).items():
-            cells = ["-" if point is None else f"{100 * point[1]:.1f}" for point in points]
+            cells = ["-" if point is None else _percent(point[1]) for point in points]
             rows.append((name, planner, *cells))
     header = ("model", "extra time, %, at", *(f"-{100 * (1 - share):.0f} %" for share in SHARES))
     moved = [
@@ -236,7 +236,11 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         met = sorted(float("inf") if each is None else each for each in value)
         value = met[len(met) // 2]
-    return "-" if value is None or value == float("inf") else f"{100 * value:.1f}"
+    return "-" if value is None or value == float("inf") else _percent(value)
+
+
+def _percent(share: float) -> str:
+    return f"{round(100 * share, 1) + 0.0:.1f}"  # without the sign of -0.0
 
 
 def plot(results: Mapping[str, Figures], path: Path) -> None:
