@@ -26,7 +26,10 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("document", PROGRAMS)
-def test_python_blocks_run_one_after_the_other(document: str) -> None:
+def test_python_blocks_run_one_after_the_other(
+    document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some write files
     blocks = re.findall(r"```python\n(.*?)```", DOCUMENTS[document], re.DOTALL)
     names: dict[str, object] = {"__name__": "document"}
     for block in blocks:

@@ -4,8 +4,9 @@ Figures of GPUs are their maker's, dense (without sparsity), for the SXM boards:
 A100, H100 and H200. 60 % of a peak rate is what large matrix products and convolutions reach in practice.
 Rates of float32 are those of TF32, which convolutions use by default, and matrix products if
 ``torch.set_float32_matmul_precision("high")`` allows it. ``a100`` has the bandwidth of the board with 40 GB
-(1.555 TB/s), which published figures of recomputation assume. A launch of 5 µs is what small kernels take one
-after the other when the host keeps up.
+(1.555 TB/s), which published figures of recomputation assume. ``gtx1080ti`` is the GTX 1080 Ti, on which
+published figures of swapping were measured: 11.3 TFLOP/s in float32, without tensor cores, and 484 GB/s. A
+launch of 5 µs is what small kernels take one after the other when the host keeps up.
 
 ``cpu`` is one core with AVX-512 at about 2.5 GHz: two fused multiply-adds of 16 numbers a cycle are 160
 GFLOP/s in float32, of which oneDNN's products and convolutions reach 120. Rates, bandwidth, launch and slow
@@ -145,6 +146,8 @@ PROFILES: Mapping[str, DeviceProfile] = {
         DeviceProfile("a100", _tensor_cores(156, 312, 19.5), 1.5 * TERA, 5e-6),
         DeviceProfile("h100", _tensor_cores(494.7, 989.4, 66.9), 3.35 * TERA, 5e-6),
         DeviceProfile("h200", _tensor_cores(494.7, 989.4, 66.9), 4.8 * TERA, 5e-6),
+        # In half precision it multiplies as in float32; its own rate of that, a 64th, is used by nobody.
+        DeviceProfile("gtx1080ti", _tensor_cores(11.3, 11.3, 0.35), 484 * GIGA, 5e-6),
         DeviceProfile(
             "cpu",
             {

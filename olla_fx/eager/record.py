@@ -16,6 +16,7 @@ import torch
 
 from olla_fx.alignment import alignment_of, rounded
 from olla_fx.arena import AllocationEvent, record_events
+from olla_fx.eager.accesses import AccessTracker, RecordedProgram
 from olla_fx.eager.baseline import Baseline, baseline_from_events
 from olla_fx.eager.iterations import find_period, spans_of_iteration
 from olla_fx.errors import RecordingError
@@ -60,6 +61,18 @@ class Recording:
     def __init__(self) -> None:
         """Start with nothing."""
         self.events: tuple[AllocationEvent, ...] = ()
+        self._program: RecordedProgram | None = None
+
+    @property
+    def program(self) -> RecordedProgram:
+        """The operators that ran, and what each of them accessed.
+
+        Raises:
+            RecordingError: if they were not recorded.
+        """
+        if self._program is None:
+            raise RecordingError("operators were not recorded: ask for them by record(operators=True)")
+        return self._program
 
     def report(self, *, time_limit: float | None = None) -> LoopReport:
         """Find the iteration and report what it needs.
@@ -92,8 +105,12 @@ class Recording:
 
 
 @contextlib.contextmanager
-def record() -> Iterator[Recording]:
+def record(*, operators: bool = False) -> Iterator[Recording]:
     """Record every thread's requests while the caller's own loop runs.
+
+    Args:
+        operators: True to record this thread's operators, too, and what each of them accesses
+            (:attr:`Recording.program`): for programs that are planned as they are.
 
     Yields:
         The recording; call its :meth:`~Recording.report` after the context.
@@ -103,6 +120,9 @@ def record() -> Iterator[Recording]:
         ArenaBusyError: if events are being recorded already.
     """
     recording = Recording()
-    with record_events() as recorded:
+    tracker = AccessTracker() if operators else None
+    with record_events() as recorded, tracker or contextlib.nullcontext():
         yield recording
     recording.events = recorded.events
+    if tracker is not None:
+        recording._program = tracker.program()

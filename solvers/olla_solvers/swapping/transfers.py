@@ -58,7 +58,8 @@ class Transfer:
     belongs to the caller, a weight say, may be away between two steps.
 
     Attributes:
-        out_after: the last timestep that accesses it before; copying out is asked for when it has run.
+        out_after: copying out is asked for when this timestep has run: the last one that accesses it before,
+            or a later one.
         gone_before: in front of this timestep the copy is waited for; the array's memory is free from it on.
         back_from: in front of this timestep its memory is needed again, and copying in is asked for.
         back_before: in front of this timestep the copy is waited for; the first one that accesses it again.

@@ -60,5 +60,5 @@ def test_a_device_that_is_not_there_gets_that_of_its_kind(monkeypatch):
 
 
 def test_an_unknown_name_is_refused_with_those_that_are_known():
-    with pytest.raises(OptionError, match=r"'v100'.*a100, h100, h200, cpu"):
+    with pytest.raises(OptionError, match=r"'v100'.*a100, h100, h200, gtx1080ti, cpu"):
         profile_by_name("v100")

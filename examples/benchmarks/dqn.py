@@ -1,0 +1,323 @@
+"""Redoes Figure 5 of "GPU Memory Management for Neural Networks using Deep Q-Network" in the simulator.
+
+Extra time against the reduction of the peak of planned arrays and workspaces, for the DQN planner
+(``olla_fx.deep_q``), the same with swapping alone, the same number of games played at random, Chen et al.'s
+planner (the paper's MXNet-memonger) and others. All get the same step in the same order, the same seconds
+(estimates for ``--device``) and link, and are counted by the same simulator. Nothing runs.
+
+    python examples/benchmarks/dqn.py --json dqn.json --plot docs/dqn.png
+    python examples/benchmarks/dqn.py --json dqn.json --parts --plot docs/dqn.png
+
+The second one measures nothing. Plans are as good as what was learned until the time limit, so they depend on
+the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import random
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from budget_steps import step_to_plan
+from budget_tables import in_markdown
+from kmeans import kmeans_problem
+
+from olla_fx.costs import profile_by_name
+from olla_fx.deep_q import QNetwork, Settings, learn, plan_by_learning
+from olla_solvers.problem import ArrayKind
+from olla_solvers.recomputation.evaluate import Evaluator, plain_states
+from olla_solvers.recomputation.instance import prepare
+from olla_solvers.recomputation.problem import RecomputationProblem
+from olla_solvers.recomputation.published.methods import HEURISTICS
+from olla_solvers.swapping.environment.environment import Environment
+from olla_solvers.swapping.transfers import Link, away_bytes
+
+HERE = Path(__file__).parent
+
+CIFAR = HERE / "paper_figures" / "models" / "cifar.py"
+
+MODELS = {
+    "resnet18": (f"{CIFAR}:resnet18", 100),
+    "resnet50": (f"{CIFAR}:resnet50", 100),
+    "vgg11": (f"{CIFAR}:vgg11", 100),
+    "vgg16": (f"{CIFAR}:vgg16", 100),
+    "u_net": (f"{HERE / 'budget_models.py'}:u_net", 8),
+    "lstm": (f"{HERE / 'dqn_models.py'}:char_rnn", 64),
+    "sd_resnet34": (f"{HERE / 'dqn_models.py'}:stochastic_resnet34", 100),
+    "kmeans": ("", 0),
+}
+"""Names and batch sizes."""
+
+SHARES = (0.8, 0.7, 0.6, 0.5)
+"""Of the peak."""
+
+CHEN = ("chen-search", "chen-segments", "chen-segments-by-cost")
+
+SWAPPING = {
+    "AutoSwap": ("autoswap-doa", "autoswap-aoa", "autoswap-wdoa", "autoswap-swdoa"),
+    "LRU": ("least-recently-used",),
+    "longest reused": ("longest-reused",),
+}
+"""Published planners that swap, each with the methods of which the best counts, AutoSwap by each of its
+scores. The last two are the paper's SuperNeurons and TFLMS."""
+
+LAXER = (1.4, 1.3, 1.2, 1.15, 1.1, 1.05, 1.0)
+"""Limits that are tried for them, relative to the real one."""
+
+PARTS = ("learned", "swapping", "transfer")
+
+TRANSFERS = (("resnet18", "resnet50"), ("vgg11", "vgg16"))
+
+TRANSFER_SHARE = 0.7
+
+Figures = dict[str, Any]
+
+Point = tuple[float, float] | None
+"""Peak as a share of the plain one, and extra time as a share of the step; None if a limit is not met."""
+
+
+def problem_of(name: str, device: str) -> RecomputationProblem:
+    """Return a model's step, or k-means."""
+    model, batch = MODELS[name]
+    if name == "kmeans":
+        return kmeans_problem(profile_by_name(device))
+    return step_to_plan(model, batch, device, "none").problems[0]
+
+
+def measure(problem: RecomputationProblem, link: Link, seconds: float) -> Figures:
+    """Return the plans of all planners for each share."""
+    peak = Environment(problem, 0, link).peak_bytes
+    points: dict[str, list[Point]] = {}
+    games = []
+    for share in SHARES:
+        limit = int(share * peak)
+
+        def put(planner: str, peak_bytes: int, extra: float, limit: int = limit) -> None:
+            point = (peak_bytes / peak, extra / problem.step_seconds) if peak_bytes <= limit else None
+            points.setdefault(planner, []).append(point)
+
+        for planner, recompute in (("DQN", True), ("DQN, swap only", False)):
+            found = plan_by_learning(problem, limit, link, recompute=recompute, time_limit=seconds)
+            put(planner, found.plan.peak_bytes, found.plan.extra_seconds)
+            games.append(len(found.returns))
+            put(f"{planner}, at random", *_at_random(problem, limit, link, recompute, games[-1]))
+        chen = [HEURISTICS[method](problem, limit) for method in CHEN]
+        best = min(chen, key=lambda plan: (max(plan.peak_bytes, limit), plan.extra_seconds))
+        put("Chen", best.peak_bytes, best.extra_seconds)
+    return {
+        "operators": len(problem.order),
+        "peak_bytes": peak,
+        "step_seconds": problem.step_seconds,
+        "games": games,
+        "points": points,
+    }
+
+
+def _at_random(
+    problem: RecomputationProblem, limit: int, link: Link, recompute: bool, games: int
+) -> tuple[int, float]:
+    """Return peak and extra seconds of the best of some games without learning."""
+    environment, draw = Environment(problem, limit, link, recompute=recompute), random.Random(0)
+    best = (environment.peak_bytes, float("inf"))
+    for _ in range(games):
+        observation = environment.reset()
+        while not observation.is_over:
+            observation, _ = environment.step(draw.choice(observation.choices))
+        if environment.is_won and environment.extra_seconds < best[1]:
+            best = (environment.plan().peak_bytes, environment.extra_seconds)
+    return best
+
+
+def by_swapping(problem: RecomputationProblem, link: Link) -> dict[str, list[Point]]:
+    """Return the plans of published planners that swap, if they are there.
+
+    They know no memory that is taken over, and count the caller's arrays. Here these have no bytes, and
+    limits are tried from laxer ones on, until a plan is within the real one by the count of all others.
+    """
+    if importlib.util.find_spec("olla_solvers.swapping.methods") is None:
+        return {}
+    from olla_solvers.swapping.methods import METHODS
+    from olla_solvers.swapping.timed_step import TimedStep
+
+    arrays, operators = problem.problem.arrays, problem.problem.operators
+    planned = [0 if array.kind is ArrayKind.STATIC else array.size_bytes for array in arrays]
+    workspaces = [operator.workspace_bytes for operator in operators]
+    step = TimedStep(problem.problem.resized(planned, workspaces), problem.order, problem.seconds)
+    evaluator = Evaluator(prepare(problem))
+    evaluator.evaluate(plain_states(evaluator.instance))
+    resident = evaluator.trace.timestep_bytes[: step.length]
+    points: dict[str, list[Point]] = {}
+    for planner, methods in SWAPPING.items():
+        points[planner] = []
+        for share in SHARES:
+            found = []
+            for method in methods:
+                for laxer in LAXER:
+                    limit = int(share * max(resident))
+                    plan = METHODS[method](step, int(laxer * limit), link)
+                    sizes = [arrays[transfer.array].size_bytes for transfer in plan.transfers]
+                    away = away_bytes(plan.transfers, sizes, step.length)
+                    needed = max(there - gone for there, gone in zip(resident, away, strict=True))
+                    if needed <= limit:
+                        found.append((plan.extra_seconds / problem.step_seconds, needed / max(resident)))
+                        break
+            points[planner].append((min(found)[1], min(found)[0]) if found else None)
+    return points
+
+
+def transferred(
+    small: RecomputationProblem, large: RecomputationProblem, link: Link, seconds: float
+) -> Figures:
+    """Return the extra time of the large step's plans, by what was learned on the small one and without."""
+    teacher = Environment(small, 0, link)
+    limit = int(TRANSFER_SHARE * teacher.peak_bytes)
+    network = learn([Environment(small, limit, link)], deadline=time.monotonic() + seconds).network
+    limit = int(TRANSFER_SHARE * Environment(large, 0, link).peak_bytes)
+    once = Settings(episodes=1, random_games=0, updates=0)
+
+    def share(**named: Any) -> float | None:
+        found = plan_by_learning(large, limit, link, **named)
+        return found.plan.extra_seconds / large.step_seconds if found.is_met else None
+
+    untaught = [share(settings=once, network=QNetwork(seed=seed)) for seed in range(5)]
+    return {
+        "untaught": untaught,
+        "as it is": share(settings=once, network=network),
+        "tuned": share(network=network, time_limit=seconds),
+        "learned anew": share(time_limit=seconds),
+    }
+
+
+def tables(results: Mapping[str, Figures]) -> str:
+    """Return all figures in Markdown."""
+    rows = []
+    for name, known in results.items():
+        for planner, points in known.get("points", {}).items():
+            cells = ["-" if point is None else _percent(point[1]) for point in points]
+            rows.append((name, planner, *cells))
+    header = ("model", "extra time, %, at", *(f"-{100 * (1 - share):.0f} %" for share in SHARES))
+    moved = [
+        (name, *(_shown(known[key]) for key in ("untaught", "as it is", "tuned", "learned anew")))
+        for name, known in results.get("transfers", {}).items()
+    ]
+    moved_header = (
+        "from, to",
+        "untaught (median of 5)",
+        "learned on the small one",
+        "and tuned",
+        "learned anew",
+    )
+    games = [
+        (
+            name,
+            f"{known['operators']}",
+            f"{known['peak_bytes'] / 2**20:.0f}",
+            f"{1e3 * known['step_seconds']:.1f}",
+            f"{min(known['games'])} to {max(known['games'])}",
+        )
+        for name, known in results.items()
+        if "games" in known
+    ]
+    game_header = ("model", "operators", "peak, MiB", "step, ms", "games in the time limit")
+    return "\n\n".join(
+        [in_markdown(header, rows), in_markdown(moved_header, moved), in_markdown(game_header, games)]
+    )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        met = sorted(float("inf") if each is None else each for each in value)
+        value = met[len(met) // 2]
+    return "-" if value is None or value == float("inf") else _percent(value)
+
+
+def _percent(share: float) -> str:
+    return f"{round(100 * share, 1) + 0.0:.1f}"  # without the sign of -0.0
+
+
+def plot(results: Mapping[str, Figures], path: Path) -> None:
+    """Draw extra time against the reduction, a picture for each model."""
+    from matplotlib import pyplot
+
+    shown = [(name, known["points"]) for name, known in results.items() if "points" in known]
+    figure, axes = pyplot.subplots(2, 4, figsize=(16, 7.5), squeeze=False, layout="constrained")
+    labels: dict[str, Any] = {}
+    for axis, (name, planners) in zip(axes.flat, shown, strict=False):
+        for planner, points in planners.items():
+            met = [point for point in points if point is not None]
+            style = ":" if planner.endswith("random") else ".-"
+            axis.plot([100 * (1 - x) for x, _ in met], [100 * y for _, y in met], style, label=planner)
+        axis.set_title(name)
+        axis.set_xlabel("memory reduction, %")
+        axis.set_ylabel("extra time, %")
+        labels |= {line.get_label(): line for line in axis.lines}
+    for axis in axes.flat[len(shown) :]:
+        axis.set_visible(False)
+    figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=6)
+    figure.savefig(path, dpi=80)
+    pyplot.close(figure)
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS), metavar="NAME")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, metavar="PART")
+    parser.add_argument("--device", default="gtx1080ti", help="whose time counts (default: %(default)s)")
+    parser.add_argument(
+        "--link", type=float, default=16.0, metavar="GB/S", help="each way (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="time limit of a plan (default: %(default)s)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where figures are kept")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures into an image file")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Plan what the command line asks for, and show all that is known."""
+    options = arguments()
+    warnings.filterwarnings("ignore", category=UserWarning)
+    torch.set_num_threads(1)
+    link = Link(options.link * 1e9, options.link * 1e9)
+    results: dict[str, Any] = {}
+    if options.json and options.json.exists():
+        results = json.loads(options.json.read_text(encoding="utf-8"))
+
+    def keep() -> None:
+        if options.json:
+            options.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+
+    for name in options.models:
+        problem = problem_of(name, options.device)
+        if "learned" in options.parts:
+            results[name] = measure(problem, link, options.seconds)
+            keep()
+        if "swapping" in options.parts:
+            results.setdefault(name, {"points": {}})["points"] |= by_swapping(problem, link)
+            keep()
+        print(name, file=sys.stderr)
+    for small, large in TRANSFERS if "transfer" in options.parts else ():
+        steps = [problem_of(name, options.device) for name in (small, large)]
+        figures = transferred(*steps, link, options.seconds)
+        results.setdefault("transfers", {})[f"{small}, {large}"] = figures
+        keep()
+    print(tables(results))
+    if options.plot:
+        plot(results, options.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
