@@ -28,6 +28,7 @@ from olla_fx.dataflow import Dataflow, GradientsInBuffer
 from olla_fx.emit import EmittedStep, Handover, emit
 from olla_fx.errors import BudgetError
 from olla_fx.fx_graph import forward_backward_boundary
+from olla_fx.link import link_for
 from olla_fx.memory_budget import MemoryBudget
 from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.planned import planned
@@ -38,6 +39,7 @@ from olla_fx.rewrites import LossChunks
 from olla_fx.rewriting import Candidate, Rewriting, by_time, choose_rewrites
 from olla_fx.sharing import choose_sharing
 from olla_fx.step_plan import Plan
+from olla_fx.swap_request import SwapRequest
 from olla_fx.swapping import swap
 from olla_fx.time_limit import TimeLimit
 from olla_fx.within_budget import BudgetedStep, fits, is_same_graph, plan_within
@@ -240,6 +242,7 @@ def _plan_captured(
                     most,
                     request.profile,
                     options.solver,
+                    link_for(options, captured.device),
                 )
                 candidate, plan = plan_within(budgeted, make, candidates)
                 budgeted = replace(budgeted, is_missed=not fits(plan))
@@ -342,7 +345,7 @@ def _without_budget(request: CompileRequest, rewriting: Rewriting, candidate: Ca
         share = request.step.options.recompute_share
         candidate = choose_recomputation(rewriting, candidate, share, request.profile)
     candidate = choose_sharing(rewriting, candidate)
-    if request.step.options.swap is not None:
+    if isinstance(request.step.options.swap, SwapRequest):
         candidate = swap(rewriting, candidate, request.step.options.swap, request.profile)
     return candidate
 

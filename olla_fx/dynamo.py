@@ -32,7 +32,7 @@ from olla_solvers.errors import OptionError
 OPTIONS = frozenset(
     {
         "solver", "time_limit", "rewrites", "recompute", "memory_budget", "memory_budget_includes",
-        "loss_chunks", "swap", "cache_size_limit",
+        "loss_chunks", "swap", "link", "cache_size_limit",
     }
 )  # fmt: skip
 """The options of :func:`olla_fx.optimize` that the backend takes."""

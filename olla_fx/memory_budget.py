@@ -7,14 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from olla_fx.byte_units import UNITS
 from olla_solvers.errors import OptionError
-
-_UNITS = {
-    "b": 1,
-    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-    "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
-    "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40,
-}  # fmt: skip
 
 _TEXT = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*(%|[a-z]*)\s*", re.IGNORECASE)
 
@@ -73,7 +67,7 @@ def _of_text(text: str) -> MemoryBudget:
         return MemoryBudget.of(int(match[1]) if match[1].isdecimal() else number)
     if unit == "%" and 0 < number <= 100:
         return MemoryBudget(share=number / 100)
-    size = number * _UNITS.get(unit, 0)
+    size = number * UNITS.get(unit, 0)
     if not 1 <= size < math.inf:
         raise _malformed(text)
     return MemoryBudget(size_bytes=math.floor(size))

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from olla_fx.host_link import link_of
 from olla_fx.memory_budget import MemoryBudget
 from olla_fx.rewrites import REWRITES
 from olla_fx.swap_request import SwapRequest
 from olla_solvers.errors import OptionError, SolverUnavailableError
 from olla_solvers.ilp import backends
+from olla_solvers.swapping.transfers import Link
 
 RECOMPUTE = 0.01
 """Of a step's time, what recomputation may take unless the user says otherwise: less than can be measured."""
@@ -60,7 +62,12 @@ class Options:
             product of the layer more, or two in a loop of your own. Bits are eager's where the device's
             kernels and the types allow it; elsewhere the weight's gradient is added up over chunks, and the
             report says that last bits may differ. None keeps the loss whole.
-        swap: what of the step waits in the host's memory, over which link. Sizes then have a plan each.
+        swap: within a memory budget, let arrays wait in the host's memory where that is faster than to
+            compute them again: ``True``, ``False``, or ``"auto"``, which does so if ``link`` is given. (A
+            :class:`~olla_fx.swap_request.SwapRequest` has a choice of its own, without a budget.)
+        link: how fast arrays are copied to the host and back: ``"16GB/s"``, bytes in a second, or a pair of
+            these. None: measured, for ``swap=True`` on CUDA. On a CPU, where host and device are one and
+            nothing is gained, threads copy as slowly as it says, to try it out.
         dynamic: False makes a plan for each size of the inputs; None plans for all sizes once one varies;
             True does so at once, as far as the model allows it, which takes more time for the first plan.
             Numbers that the model asks of its inputs, such as how many labels there are, are sizes, too, once
@@ -87,7 +94,8 @@ class Options:
     loss_chunks: int | None = None
     memory_budget: int | float | str | None = None
     memory_budget_includes: str | None = None
-    swap: SwapRequest | None = None
+    swap: bool | str | SwapRequest = "auto"
+    link: int | float | str | Sequence[int | float | str] | Link | None = None
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -114,17 +122,30 @@ class Options:
         self._check_swap()
 
     def _check_swap(self) -> None:
-        if self.swap is None:
-            return
-        if not isinstance(self.swap, SwapRequest):
-            raise OptionError(f"swap is a SwapRequest or None, not {self.swap!r}")
-        if self.cuda_graph:
+        if not isinstance(self.swap, SwapRequest) and self.swap not in (True, False, "auto"):
+            raise OptionError(f"swap is True, False or 'auto', not {self.swap!r}")
+        if self.cuda_graph and self.may_swap:
             raise OptionError(
                 "cuda_graph=True with swap: a captured graph would hold on to memory of the host that each "
                 "run takes and gives back. Leave one of them out"
             )
-        if self.memory_budget is not None:
-            raise OptionError("swap is chosen without a memory budget: leave memory_budget or swap out")
+        if isinstance(self.swap, SwapRequest):
+            if self.memory_budget is not None or self.link is not None:
+                raise OptionError("a SwapRequest has its own link, and no memory_budget: leave both out")
+        elif self.swap is True and self.memory_budget is None:
+            raise OptionError("swap=True says how a memory budget may be kept: give memory_budget, too")
+        if self.link is not None:
+            link_of(self.link)
+            if self.memory_budget is None or self.swap is False:
+                raise OptionError(
+                    "link says how fast arrays are swapped, which is done within a memory_budget: give that, "
+                    "and leave swap=False out"
+                )
+
+    @property
+    def may_swap(self) -> bool:
+        """Return True if arrays may wait in the host's memory."""
+        return self.swap is True or isinstance(self.swap, SwapRequest) or self.link is not None
 
     def _check_budget(self) -> None:
         if self.budget is not None and self.recompute is not None:
@@ -162,7 +183,7 @@ class Options:
     @property
     def asks_for_seconds(self) -> bool:
         """Return True if operators' time matters to what is planned."""
-        return self.may_recompute or self.swap is not None
+        return self.may_recompute or self.may_swap
 
     @property
     def changes_gradients(self) -> bool:

@@ -132,8 +132,8 @@ class Plan:
 
     @property
     def extra_time(self) -> float:
-        """Predicted time of what is computed again, as a share of the step's time without."""
-        return self.recomputed.extra_time
+        """Predicted time of what is computed again, and of stalls, as a share of the step's time without."""
+        return self.recomputed.extra_time + self.swapped.stalled_time
 
     @property
     def measured_extra_time(self) -> float | None:

@@ -22,10 +22,11 @@ from functools import cached_property
 
 from torch import fx
 
+from olla_fx.budget_answers import EFFORT, Answer, Sequences
 from olla_fx.capture import Mode
 from olla_fx.costs import DeviceProfile
 from olla_fx.dataflow import Dataflow
-from olla_fx.errors import CaptureError
+from olla_fx.errors import CaptureError, SwapError
 from olla_fx.memory_budget import MemoryBudget
 from olla_fx.passes.rewrites import Wanted
 from olla_fx.recomputation import RecomputableStep
@@ -36,7 +37,7 @@ from olla_fx.step_plan import Plan
 from olla_fx.workspaces import workspaces_of
 from olla_solvers.effort.pace import Pace
 from olla_solvers.recomputation.bounds import LowerBound
-from olla_solvers.recomputation.least_time import WithinBudget, curve, least_time
+from olla_solvers.swapping.transfers import Link
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +49,6 @@ CLOSE = 0.01
 
 NEAR = 0.005
 """A plan so close to what is proven, as a share of the step's seconds, is fast enough."""
-
-EFFORT = 4.0
-"""How many times as long a search takes if the first one has found nothing within the budget."""
-
-SMALLER_PEAKS = 4
-"""Peaks below the lowest that was found at once, for which it searches."""
 
 LONGEST_SECONDS = 10.0
 """What a longer search may take, each time: by the clock, unless others use the processor, too."""
@@ -81,6 +76,7 @@ class BudgetedStep:
         seconds: for choosing what is recomputed, by the clock.
         profile: of a device that is not there, whose time counts; None for the one that the step is for.
         solver: for integer programs; see :func:`olla_solvers.recomputation.least_time.least_time`.
+        link: over which arrays may wait on the host; None if none may.
         choices: how often the choice was made again since a run was recorded.
         is_missed: True if the last choice has found no plan within the budget.
     """
@@ -92,6 +88,7 @@ class BudgetedStep:
     seconds: float = math.inf
     profile: DeviceProfile | None = None
     solver: str = "auto"
+    link: Link | None = None
     choices: int = 0
     is_missed: bool = False
 
@@ -164,6 +161,11 @@ def plan_within(
     ]
     search = searches[0] if len(searches) == 1 else min(searches, key=_Search.outlook)
     candidate, plan = search.run()
+    if step.link is not None and plan.needed_bytes > budget_bytes:
+        # A graph with transfers keeps its sequence; one without is ordered anew, and written over more.
+        other, alone = plan_within(replace(step, link=None), make, candidates)
+        if alone.needed_bytes < plan.needed_bytes:
+            candidate, plan = other, alone
     terms = replace(
         terms,
         least_bytes=min(each.bound.least_bytes for each in searches) + beside_bytes,
@@ -202,23 +204,20 @@ class _Search:
             plan: of it.
             room_bytes: for the buffer.
         """
-        self._rewriting = step.rewriting
         self._has_workspaces = step.choices > 0
         self._deadline = time.monotonic() + step.seconds
         self._pace = Pace()
         self._make = make
-        self._recomputable = recomputable
-        self._problems = recomputable.orders()
+        self._sequences = Sequences(recomputable, step.solver, step.link, step.profile)
         self._room_bytes = room_bytes
-        self._solver = step.solver
         self._plain_plan = plan
         self._best = plain, plan
-        self._low: list[WithinBudget] | None = None
+        self._low: list[Answer] | None = None
         self._step_seconds = step_seconds
 
     @cached_property
-    def _first(self) -> WithinBudget:
-        return self._quick_answer(max(0, self._room_bytes), self._deadline)
+    def _first(self) -> Answer:
+        return self._sequences.fastest(max(0, self._room_bytes), self._deadline)
 
     @property
     def bound(self) -> LowerBound:
@@ -228,7 +227,7 @@ class _Search:
     @property
     def _rewritten_seconds(self) -> float:
         """What the rewrites compute again."""
-        return self._recomputable.problem.step_seconds - self._step_seconds
+        return self._sequences.step.problem.step_seconds - self._step_seconds
 
     @property
     def least_extra_seconds(self) -> float:
@@ -237,7 +236,7 @@ class _Search:
 
     def outlook(self) -> tuple[int, float]:
         """Return by how much the budget is likely to be missed, and the extra seconds."""
-        chosen = self._first.recomputation
+        chosen = self._first
         return max(0, chosen.peak_bytes - self._room_bytes), self._rewritten_seconds + chosen.extra_seconds
 
     def run(self) -> tuple[Candidate, Plan]:
@@ -248,14 +247,14 @@ class _Search:
         for _ in range(MOST_ROUNDS):
             if excess_bytes <= 0 or not answer.is_met:
                 break
-            peak_bytes = min(answer.budget_bytes, answer.recomputation.peak_bytes)
+            peak_bytes = min(answer.budget_bytes, answer.peak_bytes)
             answer = self._answer(peak_bytes - excess_bytes, deadline)
             excess_bytes = self._try(answer)
-        if answer.recomputation.extra_seconds > first.bound.extra_seconds:
+        if answer.extra_seconds > first.bound.extra_seconds:
             self._ask_for_more(answer, -excess_bytes, deadline)
         return self._best
 
-    def _ask_for_more(self, answer: WithinBudget, left_bytes: int, deadline: float) -> None:
+    def _ask_for_more(self, answer: Answer, left_bytes: int, deadline: float) -> None:
         """Try larger peaks than one whose plan, ordered anew, needs less than was asked for.
 
         Args:
@@ -263,66 +262,41 @@ class _Search:
             left_bytes: beside its plan.
             deadline: to stop at.
         """
-        low = max(answer.budget_bytes, answer.recomputation.peak_bytes)
+        low = max(answer.budget_bytes, answer.peak_bytes)
         target_bytes = high = low + left_bytes
         least_seconds = self.bound.extra_seconds + NEAR * self._step_seconds
         for _ in range(MOST_ROUNDS):
-            is_near = self._best[1].recomputed.extra_seconds - self._rewritten_seconds <= least_seconds
+            is_near = _extra_seconds(self._best[1]) - self._rewritten_seconds <= least_seconds
             if is_near or target_bytes - low < CLOSE * self._room_bytes:
                 break
-            answer = least_time(self._problems, target_bytes, deadline=deadline, solver=self._solver)
+            answer = self._sequences.fastest(target_bytes, deadline, 1.0)
             if self._try(answer, only_if_near=True) <= 0:
                 low = target_bytes
             else:
                 high = target_bytes
             target_bytes = (low + high) // 2
 
-    def _answer(self, target_bytes: int, deadline: float) -> WithinBudget:
+    def _answer(self, target_bytes: int, deadline: float) -> Answer:
         """Return the fastest sequence of a peak; if none is found, after a search that takes longer."""
         target_bytes = max(0, target_bytes)
         is_first = target_bytes == max(0, self._room_bytes)
-        answer = self._first if is_first else self._quick_answer(target_bytes, deadline)
+        answer = self._first if is_first else self._sequences.fastest(target_bytes, deadline)
         if answer.is_met:
             return answer
         longest_seconds = self._pace.by_the_clock(LONGEST_SECONDS, most=SLOWEST)
         deadline = min(deadline, time.monotonic() + longest_seconds)
         if self._low is None:
-            self._low = self._low_answers(deadline)
-        low = min(self._low, key=lambda found: found.recomputation.peak_bytes)
-        if low.recomputation.peak_bytes > target_bytes:
-            return replace(answer, recomputation=low.recomputation)
-        within = [
-            found.recomputation for found in self._low if found.recomputation.peak_bytes <= target_bytes
-        ]
-        longer = least_time(
-            self._problems, target_bytes, deadline=deadline, effort=EFFORT, solver=self._solver
-        )
+            self._low = self._sequences.lowest(deadline)
+        low = min(self._low, key=lambda known: known.peak_bytes)
+        if low.peak_bytes > target_bytes:
+            return low.asked_for(answer)
+        within = [known for known in self._low if known.peak_bytes <= target_bytes]
+        longer = self._sequences.fastest(target_bytes, deadline, EFFORT)
         if longer.is_met:
-            within.append(longer.recomputation)
-        return replace(answer, recomputation=min(within, key=lambda found: found.extra_seconds))
+            within.append(longer)
+        return min(within, key=lambda known: known.extra_seconds).asked_for(answer)
 
-    def _low_answers(self, deadline: float) -> list[WithinBudget]:
-        """Return sequences of the smallest peaks that are found, whatever the budget is.
-
-        So every budget that is not met is told the same smallest plan, and one that has room for it takes it.
-        """
-        lowest = self._quick_answer(0, deadline)
-        reached_bytes = lowest.recomputation.peak_bytes
-        span_bytes = max(0, reached_bytes - lowest.bound.least_bytes)
-        peaks = [reached_bytes - span_bytes * step // SMALLER_PEAKS for step in range(SMALLER_PEAKS + 1)]
-        return [lowest, *curve(self._problems, peaks, deadline=deadline, effort=EFFORT, solver=self._solver)]
-
-    def _quick_answer(self, target_bytes: int, deadline: float) -> WithinBudget:
-        # As long for each order as for a single one.
-        return least_time(
-            self._problems,
-            target_bytes,
-            deadline=deadline,
-            effort=len(self._problems),
-            solver=self._solver,
-        )
-
-    def _try(self, answer: WithinBudget, *, only_if_near: bool = False) -> int:
+    def _try(self, answer: Answer, *, only_if_near: bool = False) -> int:
         """Plan an answer; return by how much the buffer is too large.
 
         Args:
@@ -330,11 +304,10 @@ class _Search:
             only_if_near: True to leave it at that if it does not fit in an order that is found quickly.
         """
         try:
-            repeated = self._recomputable.repeated(answer.recomputation)
-        except CaptureError as error:
-            logger.warning("what was chosen for the memory budget cannot be recomputed: %s", error)
+            candidate = self._sequences.candidate(answer)
+        except (CaptureError, SwapError) as error:
+            logger.warning("what was chosen for the memory budget cannot be carried out: %s", error)
             return 0
-        candidate = choose_sharing(self._rewriting, repeated)
         if only_if_near and candidate.peak_bytes > self._room_bytes:
             return candidate.peak_bytes - self._room_bytes
         plan = self._make(candidate, self._room_bytes)
@@ -346,13 +319,18 @@ class _Search:
             extra_seconds=candidate.recomputed.extra_seconds + self._rewritten_seconds,
             step_seconds=self._step_seconds,
         )
-        plan = replace(plan, recomputed=recomputed, budget=self._plain_plan.budget)
+        swapped = replace(candidate.swapped, step_seconds=self._step_seconds)
+        plan = replace(plan, recomputed=recomputed, swapped=swapped, budget=self._plain_plan.budget)
         if self._rank(plan) < self._rank(self._best[1]):
             self._best = candidate, plan
         return plan.buffer_bytes - self._room_bytes
 
     def _rank(self, plan: Plan) -> tuple[int, float]:
-        return max(0, plan.buffer_bytes - self._room_bytes), plan.recomputed.extra_seconds
+        return max(0, plan.buffer_bytes - self._room_bytes), _extra_seconds(plan)
+
+
+def _extra_seconds(plan: Plan) -> float:
+    return plan.recomputed.extra_seconds + plan.swapped.stalled_seconds
 
 
 def is_same_graph(one: Dataflow, other: Dataflow) -> bool:

@@ -70,6 +70,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="static: parameters, state and inputs count in the budget, too",
     )
     command.add_argument(
+        "--link",
+        metavar="SPEED",
+        help="with --memory-budget: how fast arrays are copied to the host and back, such as 16GB/s; they "
+        "wait there where that takes less time than to compute them again",
+    )
+    command.add_argument(
         "--device-profile",
         choices=PROFILES,
         metavar="NAME",
@@ -117,6 +123,7 @@ def run(parsed: argparse.Namespace) -> None:
         rewrites=_rewrites(parsed.rewrites),
         recompute=parsed.recompute,
         memory_budget=parsed.memory_budget,
+        link=parsed.link,
         memory_budget_includes=parsed.memory_budget_includes,
         device_profile=parsed.device_profile,
         loss_chunks=parsed.loss_chunks,

@@ -17,6 +17,7 @@ from olla_fx.link.operators import (
     waits_for,
 )
 from olla_fx.link.session import Session
+from olla_fx.link.speed import link_for
 
 __all__ = [
     "CopyEngines",
@@ -24,6 +25,7 @@ __all__ = [
     "Session",
     "engines_for",
     "is_transfer",
+    "link_for",
     "offload",
     "offload_wait",
     "poison_host_memory",

@@ -17,10 +17,12 @@ from olla_fx.costs import Costs, DeviceProfile, operator_seconds
 from olla_fx.errors import CaptureError
 from olla_fx.fx_graph import source_of
 from olla_fx.passes.rewrites.probes import Probe
-from olla_fx.recomputation.problem import recomputation_problem, with_repetitions
+from olla_fx.recomputation.problem import RepeatedStep, recomputation_problem, with_repetitions
 from olla_fx.recomputed import Recomputed, RecomputedArray
 from olla_fx.rewriting import Candidate, Rewriting
+from olla_solvers.analysis import peak_bytes
 from olla_solvers.order import order_quickly
+from olla_solvers.plan import Schedule
 from olla_solvers.problem import Array, OperatorIndex
 from olla_solvers.recomputation.least_memory import least_memory
 from olla_solvers.recomputation.orders import early_order, grouped_order
@@ -109,6 +111,26 @@ class RecomputableStep:
         dataflow = self.rewriting.with_workspaces(step.dataflow)
         candidate = Candidate(dataflow, self.kept.changes, recomputed=self._told(answer))
         return self.rewriting.ordered(candidate, step.order)
+
+    def in_sequence(self, answer: Recomputation) -> tuple[Candidate, RepeatedStep]:
+        """Put an answer into the graph, in its own sequence, which transfers were chosen for.
+
+        Args:
+            answer: for one of :meth:`orders`.
+
+        Returns:
+            The candidate, and what became of the answer's executions.
+
+        Raises:
+            CaptureError: if the graph does not allow it.
+        """
+        step = with_repetitions(self.kept.dataflow, answer.executions, self.probe)
+        dataflow = self.rewriting.with_workspaces(step.dataflow)
+        index = {operator.name: number for number, operator in enumerate(dataflow.problem.operators)}
+        order = tuple(index[name] for name in step.order)
+        schedule = Schedule(order, peak_bytes(dataflow.problem, order), 0, "recomputation")
+        candidate = Candidate(dataflow, self.kept.changes, schedule, recomputed=self._told(answer))
+        return candidate, step
 
     def _told(self, answer: Recomputation) -> Recomputed:
         """Return what is told of an answer."""

@@ -111,7 +111,7 @@ class Executor:
         self._is_new = True
         self._is_gathered = False
         self._stalled_seconds = 0.0
-        self.host_copies = HostCopies(request.step.options.swap)
+        self.host_copies = HostCopies(request.step.options)
         self._until_settled = self._runs_until_settled()
         self._pool.want(self, step.plan.buffer_bytes)
 

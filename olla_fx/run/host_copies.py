@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from olla_fx import torch_compat
 from olla_fx.compile import CompiledStep
 from olla_fx.errors import StepModeError
-from olla_fx.link import CopyEngines, HostMemory, Session, engines_for, offload
-
-if TYPE_CHECKING:
-    from olla_fx.swap_request import SwapRequest
+from olla_fx.link import CopyEngines, HostMemory, Session, engines_for, link_for, offload
+from olla_fx.options import Options
 
 
 class HostCopies:
     """Makes a session for each run; copies end, and memory is freed, when this object is gone."""
 
-    def __init__(self, request: SwapRequest | None) -> None:
+    def __init__(self, options: Options) -> None:
         """Start without memory.
 
         Args:
-            request: has the link; None if nothing is swapped.
+            options: of the step; they have the link.
         """
-        self._request = request
+        self._options = options
         self._engines: CopyEngines | None = None
         self._memory: HostMemory | None = None
         self._step: CompiledStep | None = None
@@ -38,7 +36,7 @@ class HostCopies:
             HostMemoryError: if the host has not enough memory.
             StepModeError: within a CUDA graph.
         """
-        if self._request is None:
+        if not self._options.may_swap:
             return None
         if self._step is not step:
             self._step, self._places = step, _places(step)
@@ -47,13 +45,16 @@ class HostCopies:
         if torch_compat.captures_current_stream():
             raise StepModeError(
                 "a step that swaps is captured in a CUDA graph, whose replays would use memory of the host "
-                "that other runs have by then: plan it with swap=None there"
+                "that other runs have by then: plan it with swap=False there"
             )
         size_bytes, device = step.plan.memory.host_bytes, step.captured.device
         if self._memory is None or self._memory.size_bytes != size_bytes:
             self._memory = HostMemory(size_bytes, device)
         if self._engines is None:
-            self._engines = engines_for(device, self._request.link)
+            link = link_for(self._options, device)
+            if link is None:
+                raise ValueError("arrays wait on the host without a link")
+            self._engines = engines_for(device, link)
         return Session(self._memory, self._engines, self._places)
 
 

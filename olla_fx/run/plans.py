@@ -171,7 +171,7 @@ class Plans:
             or options.cuda_graph
             or options.accumulation_steps > 1
             or options.memory_budget is not None
-            or options.swap is not None
+            or options.may_swap
         )
 
     def _hold(self, call: Call) -> None:

@@ -92,5 +92,11 @@ def test_swapping_goes_with_neither_cuda_graphs_nor_a_budget():
     for other in ({"cuda_graph": True}, {"memory_budget": 0.7}):
         with pytest.raises(OptionError, match=r"leave .* out|Leave one of them out"):
             Options(swap=swapping(), **other)
-    with pytest.raises(OptionError, match="swap is a SwapRequest or None, not 'auto'"):
-        Options(swap="auto")
+    with pytest.raises(OptionError, match="swap is True, False or 'auto', not 'maybe'"):
+        Options(swap="maybe")
+    with pytest.raises(OptionError, match="swap=True says how a memory budget may be kept"):
+        Options(swap=True)
+    with pytest.raises(OptionError, match="link says how fast arrays are swapped"):
+        Options(link="16GB/s")
+    with pytest.raises(OptionError, match="link is bytes in a second"):
+        Options(link="16 apples/s", memory_budget=0.5)
