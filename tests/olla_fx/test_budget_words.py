@@ -6,7 +6,8 @@ import pytest
 import torch.nn.functional as F
 
 import olla_fx
-from olla_fx import within_budget
+from olla_fx import budget_answers, within_budget
+from olla_fx.budget_answers import Sequences
 from olla_fx.memory_budget import MemoryBudget
 from olla_fx.within_budget import BudgetedStep
 from olla_solvers.errors import SolverUnavailableError
@@ -19,14 +20,15 @@ from tests.olla_fx.test_within_budget import RUNS, batches, network, plan
 @pytest.fixture
 def searches(monkeypatch):
     """Count the longer searches, and make them short."""
-    monkeypatch.setattr(within_budget, "EFFORT", 1.0)
-    count, search = [], within_budget._Search._low_answers
+    for module in (within_budget, budget_answers):
+        monkeypatch.setattr(module, "EFFORT", 1.0)
+    count, search = [], Sequences.lowest
 
     def counted(self, deadline):
         count.append(deadline)
         return search(self, deadline)
 
-    monkeypatch.setattr(within_budget._Search, "_low_answers", counted)
+    monkeypatch.setattr(Sequences, "lowest", counted)
     return count
 
 
