@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from olla_fx.alignment import alignment_of, rounded
 from olla_fx.errors import RecordingError
-from olla_fx.torch_compat import TorchDispatchMode, pytree
+from olla_fx.torch_compat import TorchDispatchMode, pytree, schema_of
 from olla_solvers.problem import Array, ArrayKind, Operator, Problem
 from olla_solvers.recomputation.problem import RecomputationProblem
 
@@ -126,7 +126,7 @@ class AccessTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         results = func(*args, **kwargs)
         returned = _tensors(results)
         makes = {self._number(tensor) for tensor in returned} - reads
-        if makes or func._schema.is_mutable:
+        if makes or schema_of(func).is_mutable:
             everything = [*given, *returned]
             types_of = (each.dtype for each in (*returned, *given) if each.is_floating_point())
             formula = flop_registry.get(func.overloadpacket)

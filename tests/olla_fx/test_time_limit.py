@@ -15,8 +15,6 @@ from olla_solvers.effort import apart
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.problem import Problem
 from olla_solvers.recomputation import least_time
-from olla_solvers.recomputation.bounds import LowerBound
-from olla_solvers.recomputation.residency import Proposals
 from tests.olla_fx.helpers import MOMENTUM, SmallNet, images
 from tests.olla_fx.run.whole_step.clipped import ClippedStep
 from tests.olla_fx.test_within_budget import batches, network
@@ -152,16 +150,14 @@ def test_a_plan_without_repetitions_leaves_time_for_those_with(planner: Planner)
 
 
 def test_a_short_limit_leaves_time_for_what_a_budget_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The programs for it run in a process, which takes a while to begin."""
+    """Programs and walks for it run in a process, which takes a while to begin."""
     seconds = []
 
-    def propose(
-        problems: object, bound: LowerBound, solver: str, *, by_the_clock: float, **_: object
-    ) -> Proposals:
-        seconds.append(by_the_clock)
-        return Proposals(bound)
+    def last_answer(function: object, arguments: object, by_the_clock: float) -> None:
+        if function is least_time.curve_apart:
+            seconds.append(by_the_clock)
 
-    monkeypatch.setattr(least_time, "propose", propose)
+    monkeypatch.setattr(apart, "last_answer", last_answer)
     olla_fx.plan(
         network(depth=12), batches(1)[0][0], memory_budget=0.7, time_limit=1, solver="highs", baseline=False,
         device_profile="a100",

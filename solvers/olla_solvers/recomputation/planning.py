@@ -45,6 +45,9 @@ WORTH_IN_SMALL_STEPS = 4.0
 MOST_COMPILED_STEPS, LEAST_COMPILED_WALKS = 10_000_000, 1_000
 """The same as above for compiled walks, of which annealing has as many again."""
 
+LEAST_ANNEALED_STEPS = 60_000
+"""Operators that annealing passes with such an effort in plain Python: a small step has few walks else."""
+
 NEARLY = 1.05
 """Times the budget: states within it say what an order promises."""
 
@@ -199,6 +202,8 @@ class Planner:
         self._tries = round(SHARE_OF_ANNEALING * self._walks)
         if is_compiled:
             self._tries = round(self._effort * MOST_COMPILED_STEPS) // self._operators
+        elif self._effort >= WORTH_IN_SMALL_STEPS:
+            self._tries = max(self._tries, round(self._effort * LEAST_ANNEALED_STEPS) // self._operators)
         corners: list[Cut] = []
         for instance, search in zip(self._instances, self._searches, strict=True):
             if not corners or instance.units.arrays != self._instances[0].units.arrays:
