@@ -56,8 +56,8 @@ def optimize(
         options: how to plan and run the step.
         changes: single options by keyword: ``solver``, ``time_limit``, ``return_outputs``,
             ``accumulation_steps``, ``clip_grad_norm``, ``clip_grad_value``, ``fallback``, ``dynamic``,
-            ``rewrites``, ``recompute``, ``memory_budget``, ``loss_chunks``, ``cache_size_limit``,
-            ``cuda_graph``; see :class:`olla_fx.Options`.
+            ``rewrites``, ``recompute``, ``memory_budget``, ``swap``, ``link``, ``loss_chunks``,
+            ``cache_size_limit``, ``cuda_graph``; see :class:`olla_fx.Options`.
 
     Returns:
         A module that shares the model's parameters and ``state_dict`` keys. With ``loss_fn`` and
