@@ -117,9 +117,9 @@ class Bounds:
         largest = sorted(range(len(late)), key=lambda place: -self._alone[late[place]])[:LARGEST]
         todo = list(dict.fromkeys((*largest, *range(0, len(late), step))))
         values: dict[int, Seconds] = {}
-        found = todo[0] if todo else 0
+        worst = todo[0] if todo else 0
         while todo:
-            for place in (*largest, found) if not values else (found,):
+            for place in (*largest, worst) if not values else (worst,):
                 best = self._least_bytes(late[place], best, deadline)
                 if best.is_impossible:
                     return best
@@ -127,13 +127,13 @@ class Bounds:
                 if not best.price:
                     best = self._at_best_price(late[place], best, deadline)
                 values[place] = self._at_price(late[place], best, deadline)
-            found = max(values, key=values.__getitem__)
-            if values[found] > 0:
-                best = self._at_best_price(late[found], best, deadline)
+            worst = max(values, key=values.__getitem__)
+            if values[worst] > 0:
+                best = self._at_best_price(late[worst], best, deadline)
             step //= 2
             todo = [
                 place
-                for place in (found - step, found + step)
+                for place in (worst - step, worst + step)
                 if step and len(values) < most and 0 <= place < len(late) and place not in values
             ]
         return best

@@ -191,15 +191,15 @@ class Cuts:
 
     def within(self, most_seconds: Seconds) -> list[Cut]:
         """Return corners of the curve within so many seconds; the last keeps fewest bytes of all."""
-        found, high = [self.free], self.dearest()
+        cuts, high = [self.free], self.dearest()
         if high.seconds <= most_seconds:
             return [cut for cut in self.curve(FEW) if cut.seconds <= most_seconds]
-        while (middle := self.between(found[-1], high)) is not None:
+        while (middle := self.between(cuts[-1], high)) is not None:
             if middle.seconds <= most_seconds:
-                found.append(middle)
+                cuts.append(middle)
             else:
                 high = middle
-        return found
+        return cuts
 
     def _kept_bytes(self, repeated: frozenset[int]) -> Bytes:
         """Return the bytes of all arrays that must be there, and that nothing makes again."""

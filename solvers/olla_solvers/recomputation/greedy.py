@@ -20,7 +20,7 @@ import numpy as np
 from olla_solvers.problem import Bytes, Timestep
 from olla_solvers.recomputation.evaluate import Evaluator, States
 from olla_solvers.recomputation.instance import Instance
-from olla_solvers.recomputation.pool import Found
+from olla_solvers.recomputation.pool import Evaluated
 from olla_solvers.recomputation.problem import ArrayIndex, Seconds
 from olla_solvers.recomputation.walk import KEPT, NEVER, ONCE
 
@@ -89,7 +89,9 @@ class Greedy:
         stays = evaluator.instance.problem.stays
         self._stays = {stay.array: (stay.gone_before, stay.back_from) for stay in stays}
 
-    def meet(self, start: Found, budget_bytes: Bytes, most_seconds: Seconds, most_walks: int) -> Found:
+    def meet(
+        self, start: Evaluated, budget_bytes: Bytes, most_seconds: Seconds, most_walks: int
+    ) -> Evaluated:
         """Drop units until the budget is met, or nothing more helps, or it takes too much time.
 
         Args:
@@ -101,43 +103,48 @@ class Greedy:
         Returns:
             The states reached; their peak may be above the budget.
         """
-        evaluator, found = self.evaluator, start
+        evaluator, evaluated = self.evaluator, start
         last_walk = evaluator.walks + most_walks
         useless: set[int] = set()
-        while found.evaluation.peak_bytes > budget_bytes and evaluator.walks < last_walk:
-            evaluator.evaluate(found.states)
-            profile = np.array(evaluator.trace.timestep_bytes[: found.evaluation.timesteps], dtype=np.int64)
+        while evaluated.evaluation.peak_bytes > budget_bytes and evaluator.walks < last_walk:
+            evaluator.evaluate(evaluated.states)
+            profile = np.array(
+                evaluator.trace.timestep_bytes[: evaluated.evaluation.timesteps], dtype=np.int64
+            )
             beyond = profile - budget_bytes
-            room = most_seconds - found.evaluation.extra_seconds
+            room = most_seconds - evaluated.evaluation.extra_seconds
             ranked = [
                 candidate
-                for candidate in self.candidates(found, budget_bytes)
+                for candidate in self.candidates(evaluated, budget_bytes)
                 if candidate.unit not in useless and candidate.seconds <= room
             ]
             chosen = choose(ranked, beyond, room)
             if not chosen:
                 break
             total = float(np.maximum(beyond, 0).sum())
-            better = self._several(found, chosen, total, budget_bytes, most_seconds)
+            better = self._several(evaluated, chosen, total, budget_bytes, most_seconds)
             if better is None:
-                better = self._one(found, chosen, total, budget_bytes, most_seconds, useless)
-            found = found if better is None else better
-        return found
+                better = self._one(evaluated, chosen, total, budget_bytes, most_seconds, useless)
+            evaluated = evaluated if better is None else better
+        return evaluated
 
-    def candidates(self, found: Found, budget_bytes: Bytes) -> list[Candidate]:
+    def candidates(self, evaluated: Evaluated, budget_bytes: Bytes) -> list[Candidate]:
         """Return the kept units that could be dropped.
 
         Args:
-            found: states, which the last walk must have been of.
+            evaluated: states, which the last walk must have been of.
             budget_bytes: above which bytes count.
         """
         trace, units = self.evaluator.trace, self._instance.units
-        timesteps = found.evaluation.timesteps
-        above = [0, *accumulate(int(each > budget_bytes) for each in trace.timestep_bytes[:timesteps])]
+        timesteps = evaluated.evaluation.timesteps
+        above = [
+            0,
+            *accumulate(int(size_bytes > budget_bytes) for size_bytes in trace.timestep_bytes[:timesteps]),
+        ]
         array_bytes = self._instance.flat.array_bytes
         result = []
         for unit, arrays in enumerate(units.arrays):
-            if found.states[unit] != KEPT:
+            if evaluated.states[unit] != KEPT:
                 continue
             again = min(trace.first_late[array] for array in arrays)
             if again == NEVER:
@@ -150,8 +157,8 @@ class Greedy:
                 if start < end
             ]
             if any(above[end] > above[start] for start, end, _ in changes):
-                lengthened, seconds = self._consequences(found.states, unit, again)
-                changes += [each for each in lengthened if above[each[1]] > above[each[0]]]
+                lengthened, seconds = self._consequences(evaluated.states, unit, again)
+                changes += [change for change in lengthened if above[change[1]] > above[change[0]]]
                 saving = -sum(size * (above[end] - above[start]) for start, end, size in changes)
                 if saving > 0:
                     result.append(Candidate(unit, tuple(changes), saving, seconds))
@@ -174,9 +181,9 @@ class Greedy:
         seconds = 0.0
         seen = {unit}
         todo = [unit]
-        for each in todo:
-            seconds += units.seconds[each]
-            for array in self._read[each]:
+        for repeated in todo:
+            seconds += units.seconds[repeated]
+            for array in self._read[repeated]:
                 owner = flat.unit_of[array]
                 if owner >= 0 and states[owner] != KEPT and trace.runs[owner] == 0:
                     if owner not in seen:
@@ -193,51 +200,51 @@ class Greedy:
 
     def _several(
         self,
-        found: Found,
+        evaluated: Evaluated,
         chosen: Sequence[Candidate],
         beyond: float,
         budget_bytes: Bytes,
         most_seconds: Seconds,
-    ) -> Found | None:
+    ) -> Evaluated | None:
         """Drop all that were chosen together, and half of them as often as the walk shows too little."""
         while len(chosen) > 1:
-            better = self._dropped(found, [each.unit for each in chosen])
+            better = self._dropped(evaluated, [candidate.unit for candidate in chosen])
             if better.evaluation.is_valid and better.evaluation.extra_seconds <= most_seconds:
                 removed = beyond - self.evaluator.excess(better.evaluation, budget_bytes)
-                if removed >= AS_ESTIMATED * sum(each.saving for each in chosen):
+                if removed >= AS_ESTIMATED * sum(candidate.saving for candidate in chosen):
                     return better
             chosen = chosen[: len(chosen) // 2]
         return None
 
     def _one(
         self,
-        found: Found,
+        evaluated: Evaluated,
         chosen: Sequence[Candidate],
         beyond: float,
         budget_bytes: Bytes,
         most_seconds: Seconds,
         useless: set[int],
-    ) -> Found | None:
+    ) -> Evaluated | None:
         """Try the best few, and drop the one that removes most per second."""
         best, best_rate = None, 0.0
         for candidate in chosen[:TRIED_ALONE]:
-            better = self._dropped(found, [candidate.unit])
+            better = self._dropped(evaluated, [candidate.unit])
             removed = 0.0
             if better.evaluation.is_valid and better.evaluation.extra_seconds <= most_seconds:
                 removed = beyond - self.evaluator.excess(better.evaluation, budget_bytes)
             if removed <= 0:
                 useless.add(candidate.unit)
                 continue
-            seconds = better.evaluation.extra_seconds - found.evaluation.extra_seconds
+            seconds = better.evaluation.extra_seconds - evaluated.evaluation.extra_seconds
             if removed / max(seconds, LEAST_SECONDS) > best_rate:
                 best, best_rate = better, removed / max(seconds, LEAST_SECONDS)
         return best
 
-    def _dropped(self, found: Found, units: list[int]) -> Found:
-        states = list(found.states)
+    def _dropped(self, evaluated: Evaluated, units: list[int]) -> Evaluated:
+        states = list(evaluated.states)
         for unit in units:
             states[unit] = ONCE
-        return Found(states, self.evaluator.evaluate(states))
+        return Evaluated(states, self.evaluator.evaluate(states))
 
 
 def choose(ranked: Sequence[Candidate], beyond: Profile, room: Seconds) -> list[Candidate]:
@@ -290,39 +297,39 @@ def arrays_read(instance: Instance) -> list[list[ArrayIndex]]:
     ]
 
 
-def prune(evaluator: Evaluator, found: Found, budget_bytes: Bytes, most_walks: int) -> Found:
+def prune(evaluator: Evaluator, evaluated: Evaluated, budget_bytes: Bytes, most_walks: int) -> Evaluated:
     """Keep again what need not be dropped for a budget, the dearest first.
 
     Args:
         evaluator: of the step.
-        found: states within the budget.
+        evaluated: states within the budget.
         budget_bytes: the peak that may not be passed.
         most_walks: after which to stop.
     """
     last_walk = evaluator.walks + most_walks
-    for unit in _could_be_kept(evaluator, found, budget_bytes):
+    for unit in _could_be_kept(evaluator, evaluated, budget_bytes):
         if evaluator.walks >= last_walk:
             break
-        states = list(found.states)
+        states = list(evaluated.states)
         states[unit] = KEPT
         evaluation = evaluator.evaluate(states)
         if (
             evaluation.is_valid
             and evaluation.peak_bytes <= budget_bytes
-            and evaluation.extra_seconds < found.evaluation.extra_seconds
+            and evaluation.extra_seconds < evaluated.evaluation.extra_seconds
         ):
-            found = Found(states, evaluation)
-    return found
+            evaluated = Evaluated(states, evaluation)
+    return evaluated
 
 
-def _could_be_kept(evaluator: Evaluator, found: Found, budget_bytes: Bytes) -> list[int]:
+def _could_be_kept(evaluator: Evaluator, evaluated: Evaluated, budget_bytes: Bytes) -> list[int]:
     """Return repeated units for whose arrays there is room until they are made again, the dearest first."""
-    evaluator.evaluate(found.states)
+    evaluator.evaluate(evaluated.states)
     trace, units = evaluator.trace, evaluator.instance.units
     array_bytes = evaluator.instance.flat.array_bytes
-    profile = np.array(trace.timestep_bytes[: found.evaluation.timesteps], dtype=np.int64)
+    profile = np.array(trace.timestep_bytes[: evaluated.evaluation.timesteps], dtype=np.int64)
     again: dict[ArrayIndex, Timestep] = {}
-    for version in range(len(array_bytes), found.evaluation.versions):
+    for version in range(len(array_bytes), evaluated.evaluation.versions):
         if trace.last[version] > trace.first[version]:
             again.setdefault(trace.array[version], trace.first[version])
     result = []

@@ -16,7 +16,7 @@ from olla_solvers.recomputation.cuts import Cuts, choice_of_units
 from olla_solvers.recomputation.evaluate import Evaluator, plain_states, states_of
 from olla_solvers.recomputation.greedy import Greedy, prune
 from olla_solvers.recomputation.instance import prepare
-from olla_solvers.recomputation.pool import Found, Pool
+from olla_solvers.recomputation.pool import Evaluated, Pool
 from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem, Seconds
 
 CLOSE = 0.002
@@ -54,13 +54,13 @@ def least_memory(
     instance = prepare(problem)
     evaluator, pool = Evaluator(instance, deadline), Pool()
     states = plain_states(instance)
-    plain = Found(states, evaluator.evaluate(states))
+    plain = Evaluated(states, evaluator.evaluate(states))
     pool.add(plain)
     most_walks = max(LEAST_WALKS, MOST_STEPS // max(1, len(problem.order)))
     try:
         for corner in Cuts(choice_of_units(instance), deadline).within(most_extra_seconds):
             states = states_of(instance, corner.repeated)
-            pool.add(Found(states, evaluator.evaluate(states)))
+            pool.add(Evaluated(states, evaluator.evaluate(states)))
         for start in (pool.lowest_within(most_extra_seconds), plain):
             _lower(evaluator, pool, start, most_extra_seconds, most_walks)
     except DeadlinePassedError:
@@ -68,7 +68,7 @@ def least_memory(
     return evaluator.recomputation(pool.lowest_within(most_extra_seconds).states)
 
 
-def _lower(evaluator: Evaluator, pool: Pool, best: Found, most_seconds: Seconds, most_walks: int) -> None:
+def _lower(evaluator: Evaluator, pool: Pool, best: Evaluated, most_seconds: Seconds, most_walks: int) -> None:
     """Meet smaller and smaller budgets, and bisect where one is not met."""
     greedy = Greedy(evaluator)
     low, high, step = 0, best.peak_bytes, FIRST_STEP
@@ -76,11 +76,11 @@ def _lower(evaluator: Evaluator, pool: Pool, best: Found, most_seconds: Seconds,
     while high - low > close and evaluator.walks < most_walks:
         budget = max((low + high) // 2, int((1 - step) * high))
         left = most_walks - evaluator.walks
-        found = greedy.meet(best, budget, OVERSHOOT * most_seconds, left)
-        if found.peak_bytes <= budget:
-            found = prune(evaluator, found, budget, left)
-        pool.add(found)
-        if found.peak_bytes <= budget and found.extra_seconds <= most_seconds:
-            best, high, step = found, found.peak_bytes, 2 * step
+        evaluated = greedy.meet(best, budget, OVERSHOOT * most_seconds, left)
+        if evaluated.peak_bytes <= budget:
+            evaluated = prune(evaluator, evaluated, budget, left)
+        pool.add(evaluated)
+        if evaluated.peak_bytes <= budget and evaluated.extra_seconds <= most_seconds:
+            best, high, step = evaluated, evaluated.peak_bytes, 2 * step
         else:
             low = budget

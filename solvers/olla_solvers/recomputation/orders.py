@@ -55,7 +55,9 @@ def grouped_order(problem: RecomputationProblem) -> tuple[OperatorIndex, ...] | 
     if extent < INTERLEAVED * len(backward) or not backward:
         return None
     place_of = {operator: place for place, operator in enumerate(problem.problem.captured_order)}
-    return tuple(sorted(place_of, key=lambda each: (phases[each], groups.get(each, 0), place_of[each])))
+    return tuple(
+        sorted(place_of, key=lambda operator: (phases[operator], groups.get(operator, 0), place_of[operator]))
+    )
 
 
 def _groups(problem: RecomputationProblem, backward: Sequence[OperatorIndex]) -> dict[OperatorIndex, int]:
@@ -74,7 +76,7 @@ def _groups(problem: RecomputationProblem, backward: Sequence[OperatorIndex]) ->
     ]
     groups: dict[OperatorIndex, int] = {}
     done, group, first = 0, -1, 0
-    for result in sorted(results, key=lambda each: taken[each].bit_count()):
+    for result in sorted(results, key=lambda result: taken[result].bit_count()):
         new = taken[result] & ~done
         done |= new
         if new.bit_count() > SAME_GROUP * first:
@@ -111,7 +113,9 @@ class _Early:
 
     def order(self) -> tuple[OperatorIndex, ...]:
         """Return the order."""
-        ready = [(self._place[each], each) for each, count in enumerate(self._missing) if not count]
+        ready = [
+            (self._place[operator], operator) for operator, count in enumerate(self._missing) if not count
+        ]
         heapq.heapify(ready)
         done: dict[OperatorIndex, None] = {}
         while ready:
@@ -127,7 +131,11 @@ class _Early:
                     if not self._missing[following]:
                         heapq.heappush(ready, (self._place[following], following))
                         changed.add(following)
-                early = (each for each in changed if not self._missing[each] and self._freed[each] >= 0)
+                early = (
+                    operator
+                    for operator in changed
+                    if not self._missing[operator] and self._freed[operator] >= 0
+                )
                 todo += sorted(early, key=self._place.__getitem__, reverse=True)
         return tuple(done)
 

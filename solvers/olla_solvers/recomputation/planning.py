@@ -19,7 +19,7 @@ from olla_solvers.recomputation import compiled
 from olla_solvers.recomputation.bounds import Bounds, LowerBound
 from olla_solvers.recomputation.cuts import Cut
 from olla_solvers.recomputation.instance import prepare
-from olla_solvers.recomputation.pool import Found
+from olla_solvers.recomputation.pool import Evaluated
 from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem, Seconds
 from olla_solvers.recomputation.residency import CLOSE, Proposal, propose
 from olla_solvers.recomputation.search import Search
@@ -218,9 +218,12 @@ class Planner:
 
     def _is_settled(self, budget_bytes: Bytes) -> bool:
         """Return True if states within a budget are as fast as is proven."""
-        found = self._fastest(budget_bytes)[1]
+        evaluated = self._fastest(budget_bytes)[1]
         slack = CLOSE * self._step_seconds
-        return found is not None and found.extra_seconds <= self._bound(budget_bytes).extra_seconds + slack
+        return (
+            evaluated is not None
+            and evaluated.extra_seconds <= self._bound(budget_bytes).extra_seconds + slack
+        )
 
     def _ask_solver(self, budget_bytes: Bytes) -> tuple[Proposal, ...]:
         """Return what integer programs find; keep what they prove."""
@@ -242,9 +245,9 @@ class Planner:
     def answer(self, budget_bytes: Bytes) -> WithinBudget:
         """Return the fastest of all searches, or the lowest."""
         search = self._best_search(budget_bytes)
-        found = search.pool.fastest(budget_bytes) or search.pool.lowest
+        evaluated = search.pool.fastest(budget_bytes) or search.pool.lowest
         evaluator = search.evaluator
-        recomputation = evaluator.recomputation(found.states)
+        recomputation = evaluator.recomputation(evaluated.states)
         resident = evaluator.trace.timestep_bytes[: len(recomputation.executions)]
         at = max(range(len(resident)), key=resident.__getitem__, default=0)
         largest = recomputation.executions[at].operator if resident else 0
@@ -252,8 +255,8 @@ class Planner:
 
     def _best_search(self, budget_bytes: Bytes) -> Search:
         """Return the search with the fastest states, or the lowest if there are none within the budget."""
-        search, found = self._fastest(budget_bytes)
-        return search if found else min(self._searches, key=lambda each: each.pool.lowest.peak_bytes)
+        search, evaluated = self._fastest(budget_bytes)
+        return search if evaluated else min(self._searches, key=lambda search: search.pool.lowest.peak_bytes)
 
     def _bound(self, budget_bytes: Bytes) -> LowerBound:
         if budget_bytes not in self._proven:
@@ -262,17 +265,19 @@ class Planner:
 
     def _keep_bound(self, bound: LowerBound) -> None:
         """Note what is proven; what holds for a larger budget does for this one, too."""
-        larger = [each for budget, each in self._proven.items() if budget >= bound.budget_bytes]
-        best = max((*larger, bound), key=lambda each: each.extra_seconds)
-        least_bytes = max(bound.least_bytes, *(each.least_bytes for each in larger), 0)
+        larger = [
+            larger_bound for budget, larger_bound in self._proven.items() if budget >= bound.budget_bytes
+        ]
+        best = max((*larger, bound), key=lambda lower_bound: lower_bound.extra_seconds)
+        least_bytes = max(bound.least_bytes, *(lower_bound.least_bytes for lower_bound in larger), 0)
         self._proven[bound.budget_bytes] = replace(
             best, budget_bytes=bound.budget_bytes, least_bytes=least_bytes
         )
 
-    def _fastest(self, budget_bytes: Bytes) -> tuple[Search, Found | None]:
-        best: tuple[Search, Found | None] = (self._searches[0], None)
+    def _fastest(self, budget_bytes: Bytes) -> tuple[Search, Evaluated | None]:
+        best: tuple[Search, Evaluated | None] = (self._searches[0], None)
         for search in self._searches:
-            found = search.pool.fastest(budget_bytes)
-            if found is not None and (best[1] is None or found.extra_seconds < best[1].extra_seconds):
-                best = (search, found)
+            evaluated = search.pool.fastest(budget_bytes)
+            if evaluated is not None and (best[1] is None or evaluated.extra_seconds < best[1].extra_seconds):
+                best = (search, evaluated)
         return best

@@ -12,7 +12,7 @@ from olla_solvers.recomputation.problem import Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Evaluated:
     """States, and what they cost."""
 
     states: States
@@ -34,42 +34,42 @@ class Pool:
 
     def __init__(self) -> None:
         """Start without any."""
-        self._found: list[Found] = []
+        self._kept: list[Evaluated] = []
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[Evaluated]:
         """Go through them, from the lowest peak, which takes most time, to the fastest."""
-        return iter(self._found)
+        return iter(self._kept)
 
-    def add(self, found: Found) -> bool:
+    def add(self, evaluated: Evaluated) -> bool:
         """Add states if they are valid and no others are as good; return True if so."""
-        if not found.evaluation.is_valid:
+        if not evaluated.evaluation.is_valid:
             return False
-        at = bisect_right(self._found, found.peak_bytes, key=lambda each: each.peak_bytes)
-        if at and self._found[at - 1].extra_seconds <= found.extra_seconds:
+        at = bisect_right(self._kept, evaluated.peak_bytes, key=lambda evaluated: evaluated.peak_bytes)
+        if at and self._kept[at - 1].extra_seconds <= evaluated.extra_seconds:
             return False
-        first = bisect_left(self._found, found.peak_bytes, key=lambda each: each.peak_bytes)
+        first = bisect_left(self._kept, evaluated.peak_bytes, key=lambda evaluated: evaluated.peak_bytes)
         last = first
-        while last < len(self._found) and self._found[last].extra_seconds >= found.extra_seconds:
+        while last < len(self._kept) and self._kept[last].extra_seconds >= evaluated.extra_seconds:
             last += 1
-        self._found[first:last] = [found]
+        self._kept[first:last] = [evaluated]
         return True
 
-    def fastest(self, budget_bytes: Bytes) -> Found | None:
+    def fastest(self, budget_bytes: Bytes) -> Evaluated | None:
         """Return the fastest states within a budget; None if there are none."""
-        at = bisect_right(self._found, budget_bytes, key=lambda each: each.peak_bytes)
-        return self._found[at - 1] if at else None
+        at = bisect_right(self._kept, budget_bytes, key=lambda evaluated: evaluated.peak_bytes)
+        return self._kept[at - 1] if at else None
 
-    def beyond(self, budget_bytes: Bytes, count: int) -> list[Found]:
+    def beyond(self, budget_bytes: Bytes, count: int) -> list[Evaluated]:
         """Return some states with the lowest peaks beyond a budget."""
-        at = bisect_right(self._found, budget_bytes, key=lambda each: each.peak_bytes)
-        return self._found[at : at + count]
+        at = bisect_right(self._kept, budget_bytes, key=lambda evaluated: evaluated.peak_bytes)
+        return self._kept[at : at + count]
 
-    def lowest_within(self, most_seconds: Seconds) -> Found:
+    def lowest_within(self, most_seconds: Seconds) -> Evaluated:
         """Return the states with the lowest peak within so many seconds, or the fastest if none is."""
-        within = (found for found in self._found if found.extra_seconds <= most_seconds)
-        return next(within, self._found[-1])
+        within = (evaluated for evaluated in self._kept if evaluated.extra_seconds <= most_seconds)
+        return next(within, self._kept[-1])
 
     @property
-    def lowest(self) -> Found:
+    def lowest(self) -> Evaluated:
         """The states with the lowest peak."""
-        return self._found[0]
+        return self._kept[0]

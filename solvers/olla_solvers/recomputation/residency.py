@@ -140,10 +140,10 @@ def propose(
     by_the_clock = min(by_the_clock, max(LEAST_BY_THE_CLOCK, SLOWEST * seconds))
     proposer = _Proposer(bound, solver, seconds, by_the_clock)
     if bound.operator is None or bound.is_impossible or by_the_clock < LEAST_SECONDS:
-        return proposer.found
+        return proposer.proposals
     with contextlib.suppress(_TooLargeError, DeadlinePassedError):
         proposer.run(instances)
-    return proposer.found
+    return proposer.proposals
 
 
 class _TooLargeError(Exception):
@@ -233,11 +233,11 @@ class _Proposer:
     """States and solves programs, one after the other.
 
     Attributes:
-        found: so far.
+        proposals: so far.
     """
 
     def __init__(self, bound: LowerBound, solver: str, seconds: Seconds, by_the_clock: Seconds) -> None:
-        self.found = Proposals(bound)
+        self.proposals = Proposals(bound)
         self._solver = solver
         self._began = time.process_time(), time.monotonic()
         self._seconds = seconds
@@ -245,7 +245,7 @@ class _Proposer:
 
     def run(self, instances: Sequence[Instance]) -> None:
         """Look for states of the order that may be the fastest, until none is left; then for a bound."""
-        bound = self.found.bound
+        bound = self.proposals.bound
         orders = [_Order(index, instance, bound) for index, instance in enumerate(instances)]
         best, best_order = math.inf, orders[0]
         slack = CLOSE * instances[0].problem.step_seconds
@@ -257,17 +257,17 @@ class _Proposer:
             left = [order for order in orders if order.is_open and order.seconds < best - slack]
             if not left or self._left() <= (1 - SHARE_OF_SEARCH) * self._seconds:
                 break
-            order = min(left, key=lambda each: each.seconds)
+            order = min(left, key=lambda order: order.seconds)
             seconds = self._advance(order)
             if seconds < best:
                 best, best_order = seconds, order
-            if best <= self.found.bound.extra_seconds + slack:
+            if best <= self.proposals.bound.extra_seconds + slack:
                 return
         self._prove(instances[0], best_order.operators)
 
     def _advance(self, order: _Order) -> Seconds:
         """Solve an order's next program; return the seconds of its states, infinite beyond the budget."""
-        budget_bytes, evaluator = self.found.bound.budget_bytes, order.evaluator
+        budget_bytes, evaluator = self.proposals.bound.budget_bytes, order.evaluator
         order.programs += 1
         order.is_open = order.programs < MOST_PROGRAMS
         program = order.program()
@@ -281,7 +281,7 @@ class _Proposer:
         order.seconds = max(order.seconds, evaluation.extra_seconds)
         is_within = evaluation.is_valid and evaluation.peak_bytes <= budget_bytes
         proposal = replace(proposal, is_optimal=is_optimal and is_within)
-        self.found = replace(self.found, states=(*self.found.states, proposal))
+        self.proposals = replace(self.proposals, states=(*self.proposals.states, proposal))
         if is_within or not evaluation.is_valid:
             order.is_open = False
         elif not order.tighten(program, solution.values, evaluation, budget_bytes):
@@ -295,7 +295,7 @@ class _Proposer:
         """
         if instance.problem.stays:
             return
-        bound = self.found.bound
+        bound = self.proposals.bound
         chain = [moment_of_any_order(instance, _operator(bound), bound.budget_bytes)]
         for operator in operators:
             if all(moment.has_run[operator] or moment.is_to_come[operator] for moment in chain):
@@ -310,7 +310,9 @@ class _Proposer:
         seconds = share * instance.problem.step_seconds
         if seconds > bound.extra_seconds:
             moments = tuple(moment.operator for moment in chain)
-            self.found = replace(self.found, bound=replace(bound, extra_seconds=seconds, moments=moments))
+            self.proposals = replace(
+                self.proposals, bound=replace(bound, extra_seconds=seconds, moments=moments)
+            )
 
     def _solve(self, model: LinearModel) -> backends.Solution:
         size = len(model.lower), len(model.rows)

@@ -24,7 +24,7 @@ from olla_solvers.recomputation.evaluate import Evaluator, States, plain_states,
 from olla_solvers.recomputation.greedy import Greedy, prune
 from olla_solvers.recomputation.grid import SEGMENTS, segmented
 from olla_solvers.recomputation.instance import Instance
-from olla_solvers.recomputation.pool import Found, Pool
+from olla_solvers.recomputation.pool import Evaluated, Pool
 from olla_solvers.recomputation.walk import ALWAYS, MOST_MOMENTS, OFTEN, ONCE
 
 MOST_CORNERS = 49
@@ -68,15 +68,15 @@ class Search:
         self.evaluator.compile()
         self._is_compiled = True
 
-    def try_states(self, states: States) -> Found:
+    def try_states(self, states: States) -> Evaluated:
         """Evaluate states, and keep them if they are best at some budget.
 
         Raises:
             DeadlinePassedError: if the deadline passes.
         """
-        found = Found(states, self.evaluator.evaluate(states))
-        self.pool.add(found)
-        return found
+        evaluated = Evaluated(states, self.evaluator.evaluate(states))
+        self.pool.add(evaluated)
+        return evaluated
 
     def corners(self) -> list[Cut]:
         """Return corners of the curve of minimum cuts, which are the same for all orders of equal units."""
@@ -103,7 +103,7 @@ class Search:
                     return
                 self.try_states(states)
 
-    def meet(self, budget_bytes: Bytes, most_walks: int) -> Found | None:
+    def meet(self, budget_bytes: Bytes, most_walks: int) -> Evaluated | None:
         """Search the fastest states within a budget; None if none are found.
 
         Args:
@@ -111,7 +111,7 @@ class Search:
             most_walks: after which to stop.
         """
         last_walk = self.evaluator.walks + most_walks
-        best: Found | None = None
+        best: Evaluated | None = None
         for _ in range(ROUNDS):
             before = best
             for beyond in self.pool.beyond(budget_bytes, NEIGHBOURS):
@@ -155,17 +155,17 @@ class Search:
                 self.try_states([int(state) for state in best])
                 states[:] = best[:]
 
-    def _reach(self, beyond: Found, budget_bytes: Bytes, last_walk: int) -> None:
+    def _reach(self, beyond: Evaluated, budget_bytes: Bytes, last_walk: int) -> None:
         """Bring states within a budget greedily."""
         within = self.pool.fastest(budget_bytes)
         limit = float("inf") if within is None else within.extra_seconds
         left = last_walk - self.evaluator.walks
-        found = self._greedy.meet(beyond, budget_bytes, 1.1 * limit, left)
-        if found.peak_bytes <= budget_bytes:
-            found = prune(self.evaluator, found, budget_bytes, last_walk - self.evaluator.walks)
-        self.pool.add(found)
+        evaluated = self._greedy.meet(beyond, budget_bytes, 1.1 * limit, left)
+        if evaluated.peak_bytes <= budget_bytes:
+            evaluated = prune(self.evaluator, evaluated, budget_bytes, last_walk - self.evaluator.walks)
+        self.pool.add(evaluated)
 
-    def _approach(self, within: Found, beyond: Found, budget_bytes: Bytes, last_walk: int) -> None:
+    def _approach(self, within: Evaluated, beyond: Evaluated, budget_bytes: Bytes, last_walk: int) -> None:
         """Change states within a budget to others' in windows of units, as far as the budget allows."""
         differing = [
             unit
@@ -183,7 +183,9 @@ class Search:
                 best = self._changed(best, beyond, differing[start : start + width], budget_bytes)
             width //= 2
 
-    def _keep_prefix(self, within: Found, beyond: Found, ordered: Sequence[int], budget_bytes: Bytes) -> None:
+    def _keep_prefix(
+        self, within: Evaluated, beyond: Evaluated, ordered: Sequence[int], budget_bytes: Bytes
+    ) -> None:
         """Bisect how many units can be changed from the beginning."""
         low, high = 0, len(ordered)
         while high - low > 1:
@@ -191,20 +193,22 @@ class Search:
             changed = self._changed(within, beyond, ordered[:middle], budget_bytes)
             low, high = (middle, high) if changed is not within else (low, middle)
 
-    def _changed(self, found: Found, other: Found, units: Sequence[int], budget_bytes: Bytes) -> Found:
+    def _changed(
+        self, evaluated: Evaluated, other: Evaluated, units: Sequence[int], budget_bytes: Bytes
+    ) -> Evaluated:
         """Return states with some units as in others if that is within the budget and faster."""
-        states = list(found.states)
+        states = list(evaluated.states)
         for unit in units:
             states[unit] = other.states[unit]
-        if states == found.states:
-            return found
+        if states == evaluated.states:
+            return evaluated
         changed = self.try_states(states)
         is_better = (
             changed.evaluation.is_valid
             and changed.peak_bytes <= budget_bytes
-            and changed.extra_seconds < found.extra_seconds
+            and changed.extra_seconds < evaluated.extra_seconds
         )
-        return changed if is_better else found
+        return changed if is_better else evaluated
 
 
 def _spread(corners: Sequence[States]) -> list[States]:

@@ -128,8 +128,8 @@ def _joined(problem: RecomputationProblem) -> list[_Group]:
                 arrays |= group_of[operator][1]
         for operator in operators:
             group_of[operator] = (operators, arrays)
-    found = {id(group[1]): group for group in group_of.values()}
-    return sorted(found.values(), key=lambda group: min(group[0]))
+    groups = {id(group[1]): group for group in group_of.values()}
+    return sorted(groups.values(), key=lambda group: min(group[0]))
 
 
 def _is_told_apart(
@@ -166,7 +166,7 @@ def _without_cycles(groups: list[_Group], reads: Sequence[Sequence[ArrayIndex]])
 
 def _trimmed(inward: Sequence[set[Unit]], outward: Sequence[set[Unit]]) -> set[Unit]:
     """Return the units that are reached by taking away again and again those with nothing inward."""
-    missing = [len(each) for each in inward]
+    missing = [len(edges) for edges in inward]
     free = [unit for unit, count in enumerate(missing) if not count]
     for unit in free:
         for other in outward[unit]:

@@ -42,7 +42,7 @@ def low_cost_counts(instance: Instance) -> Iterator[MirrorCounts]:
     """Yield mirror counts for thresholds of seconds per byte, ascending."""
     rate = rates(instance)
     for threshold in spread(rate, MOST_THRESHOLDS):
-        yield [int(each <= threshold) for each in rate]
+        yield [int(value <= threshold) for value in rate]
 
 
 def rates(instance: Instance) -> list[float]:

@@ -72,14 +72,14 @@ def best_mirrored(
         if max(counts, default=0) <= 1:
             evaluation = evaluator.evaluate([ONCE if count else KEPT for count in counts])
             if evaluation.is_valid:
-                found = _value(evaluation.peak_bytes, evaluation.extra_seconds, budget_bytes)
-                if found < value:
-                    best_counts, value = list(counts), found
+                reached = _value(evaluation.peak_bytes, evaluation.extra_seconds, budget_bytes)
+                if reached < value:
+                    best_counts, value = list(counts), reached
                 continue
         plan = mirrored(instance, counts)
-        found = _value(plan.peak_bytes, plan.extra_seconds, budget_bytes)
-        if found < value:
-            best, best_counts, value = plan, None, found
+        reached = _value(plan.peak_bytes, plan.extra_seconds, budget_bytes)
+        if reached < value:
+            best, best_counts, value = plan, None, reached
     return best if best_counts is None else mirrored(instance, best_counts)
 
 

@@ -75,16 +75,16 @@ def recursive_counts(
 
 def _evenly(choice: list[int], ends: list[Bytes], first: Bytes, last: Bytes, kept: int) -> list[int]:
     """Return the places, at most so many, that divide the bytes between two others most evenly."""
-    found = []
+    places = []
     for part in range(1, kept + 1):
         middle = first + (last - first) * part / (kept + 1)
         at = bisect_left(choice, middle, key=lambda index: ends[index + 1])
         nearest = min(
             choice[max(0, at - 1) : at + 1], key=lambda index: abs(ends[index + 1] - middle), default=None
         )
-        if nearest is not None and nearest not in found:
-            found.append(nearest)
-    return sorted(found)
+        if nearest is not None and nearest not in places:
+            places.append(nearest)
+    return sorted(places)
 
 
 def _all_counts(instance: Instance) -> Iterator[MirrorCounts]:

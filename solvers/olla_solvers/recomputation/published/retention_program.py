@@ -119,8 +119,8 @@ class RetentionProgram:
         self._takeovers: list[_Takeover] = []
         self._events = {
             array: self._events_of(array)
-            for array, each in enumerate(instance.problem.problem.arrays)
-            if each.kind is ArrayKind.PLANNED
+            for array, described in enumerate(instance.problem.problem.arrays)
+            if described.kind is ArrayKind.PLANNED
         }
         self._count_cost()
         self._count_bytes(budget_bytes)

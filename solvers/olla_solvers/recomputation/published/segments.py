@@ -123,7 +123,9 @@ def sublinear(problem: RecomputationProblem, budget_bytes: Bytes) -> Recomputati
         budget_bytes: peak that is allowed.
     """
     instance = prepare(problem)
-    plans = (counts for each in candidate_sets(instance) for counts in searched_counts(instance, each))
+    plans = (
+        counts for candidates in candidate_sets(instance) for counts in searched_counts(instance, candidates)
+    )
     return best_mirrored(instance, budget_bytes, plans)
 
 
@@ -135,7 +137,11 @@ def segments(problem: RecomputationProblem, budget_bytes: Bytes) -> Recomputatio
         budget_bytes: peak that is allowed.
     """
     instance = prepare(problem)
-    plans = (counts for each in candidate_sets(instance) for counts in all_segment_counts(instance, each))
+    plans = (
+        counts
+        for candidates in candidate_sets(instance)
+        for counts in all_segment_counts(instance, candidates)
+    )
     return best_mirrored(instance, budget_bytes, plans)
 
 
@@ -151,7 +157,7 @@ def segments_by_cost(problem: RecomputationProblem, budget_bytes: Bytes) -> Reco
     plans = (
         counts
         for threshold in spread(rate, THRESHOLDS)
-        for kept in [{unit for unit, each in enumerate(rate) if each > threshold}]
+        for kept in [{unit for unit, value in enumerate(rate) if value > threshold}]
         for candidates in candidate_sets(instance)
         for counts in all_segment_counts(instance, candidates, kept)
     )
@@ -173,12 +179,12 @@ def passages(instance: Instance) -> frozenset[Unit]:
     for unit in order:
         for read in instance.units.reads[unit]:
             furthest[read] = max(furthest[read], place[unit])
-    found, reach = [], -1
+    ends, reach = [], -1
     for index, unit in enumerate(order):
         if reach <= index:
-            found.append(unit)
+            ends.append(unit)
         reach = max(reach, furthest[unit])
-    return frozenset(found)
+    return frozenset(ends)
 
 
 def in_order(instance: Instance) -> Sequence[Unit]:

@@ -87,7 +87,8 @@ class _Walk:
         begin = first
         while begin > 0 and all(
             any(
-                each == unit or unit in self._reads[each] for each in {self.slots[begin - 1]} | (other - path)
+                other_unit == unit or unit in self._reads[other_unit]
+                for other_unit in {self.slots[begin - 1]} | (other - path)
             )
             for other in self._paths[begin - 1]
         ):
