@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from olla_fx.models import ModelCase
+from tests.olla_solvers.recomputation.steps import chain
 
 BENCHMARKS = Path(__file__).parents[1] / "examples" / "benchmarks"
 
@@ -107,3 +108,36 @@ def test_who_is_behind_is_shown():
     assert "50 % less" in tables.tables({"net 1 none": known})
     known["pytorch"]["dp"][1][1] = 0.01
     assert "2.00 (behind)" in tables.tables({"net 1 none": known})
+
+
+def test_all_that_swaps_gets_one_step_and_is_shown():
+    swapping = module("budget_swapping")
+    problem = chain(12, (1.0, 3.0))
+    figures = swapping.by_swapping([problem], 130, [1e-8, 4e-8], dqn_seconds=0.5)
+    for at_link in figures.values():
+        plans = at_link["plans"]
+        assert set(plans) == {"joint", "recomputation", "swap", "AutoSwap", "DQN"}
+        for planner, points in plans.items():
+            for share, point, joint in zip(swapping.SHARES, points, plans["joint"], strict=True):
+                assert point is None or point[0] <= share * 130
+                assert point is None or planner in ("AutoSwap", "DQN") or joint[1] <= point[1] + 1e-9
+        for joint, alone in zip(at_link["least"]["joint"], at_link["least"]["recomputation"], strict=True):
+            assert alone is None or joint <= alone
+    known = {"peak_bytes": 130, "swapping": figures}
+    text = swapping.swapping_tables({"chain 1 none": known, "other 1 all": {}})
+    assert text.count("| chain 1 | joint | ") == text.count("| chain 1 | DQN | ") == 2
+    assert "| step | over 4e-08 GB/s | 0.9 |" in text
+
+
+def test_the_smallest_budget_within_extra_time_is_searched_by_halves():
+    swapping = module("budget_swapping")
+    asked = []
+
+    def plan(budget_bytes: int) -> tuple[int, float] | None:
+        asked.append(budget_bytes)
+        return None if budget_bytes < 30 else (budget_bytes - 1, 0.01 * (100 - budget_bytes))
+
+    assert swapping.least_within(0.4, 100, plan) == 59
+    assert swapping.least_within(1.0, 100, plan) == 29
+    assert swapping.least_within(-1.0, 100, plan) is None
+    assert len(asked) <= 3 * 7

@@ -74,6 +74,14 @@ def test_the_load_falls_without_extra_time_as_far_as_the_paper_says(step, monkey
     assert text.endswith("| 27.0 |")
 
 
+@pytest.mark.slow
+def test_our_planner_lowers_the_load_at_least_as_far_without_extra_time(network, step, monkeypatch):
+    swapping = module("swapping")
+    monkeypatch.setattr(swapping, "FINEST", 1 / 20)
+    load_bytes = step.problem.static_bytes + swapping.least_by_ours(network.orders_on("gtx-1080-ti"), LINK)
+    assert 1 - load_bytes / step.peak_bytes >= 0.27
+
+
 def test_the_search_passes_limits_that_take_time(step):
     swapping = module("swapping")
     plain = plan_of(step, (), LINK)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ from typing import Any
 import torch
 from budget_pytorch import points_by_pytorch
 from budget_steps import STEPS, Step, checkpointed_step, short, step_to_plan
+from budget_swapping import by_swapping, processor_seconds, swapping_tables
 from budget_tables import LIMITS, SHARES, compared, plot, tables
 
 from olla_solvers.problem import Bytes
@@ -37,7 +37,10 @@ from olla_solvers.recomputation.problem import Recomputation, RecomputationProbl
 from olla_solvers.recomputation.published.activation_budget import dynamic_budget, greedy_budget
 from olla_solvers.recomputation.published.methods import HEURISTICS
 
-PARTS = ("published", "pytorch", "blocks", "ours")
+PARTS = ("published", "pytorch", "blocks", "ours", "swapping")
+
+LINKS = (16, 32, 64)
+"""GB/s each way."""
 
 LONG = ("convolution", "addmm", "mm", "bmm", "_scaled_dot_product", "mkldnn")
 """How the names of operators begin that ``torch.compile``'s budget repeats at a price, others first."""
@@ -77,20 +80,18 @@ def measure(name: str, batch: int, options: argparse.Namespace, rewrites: str, k
         "ours": lambda: by_ours(
             step.problems, plain, [point[0] for point in compared(known)], ROUNDS if is_small else 1
         ),
+        "swapping": lambda: (
+            known.get("swapping", {}) | by_swapping(step.problems, plain, options.links, options.seconds)
+        ),
     }
     parts = set(options.parts)
     if rewrites != "none":
-        parts -= {"published", "pytorch"}
+        parts -= {"published", "pytorch", "swapping"}
     for part in PARTS:
         if part in parts:
             began = processor_seconds()
             known[part] = makers[part]()
             seconds[part] = processor_seconds() - began
-
-
-def processor_seconds() -> float:
-    """Return the seconds that this process and those that it has ended have spent."""
-    return sum(os.times()[:4])
 
 
 def by_ours(
@@ -194,6 +195,10 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rewrites", nargs="+", choices=("all", "none"), help="for all steps")
     parser.add_argument("--device", default="a100", help="whose time counts (default: %(default)s)")
+    parser.add_argument("--links", nargs="+", type=float, default=LINKS, metavar="GB/S")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="time limit of a plan of DQN's (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where figures are kept")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures into an image file")
     return parser.parse_args()
@@ -216,6 +221,7 @@ def main() -> int:
             if options.json:
                 options.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
     print(tables(results))
+    print(f"\n{swapping_tables(results)}")
     if options.plot:
         plot(results, options.plot)
     return 0

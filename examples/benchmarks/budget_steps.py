@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from olla_fx.capture import CapturedStep, Mode, StepRequest, capture
-from olla_fx.costs import profile_by_name
+from olla_fx.costs import DeviceProfile, profile_by_name
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.models import ModelCase, build_model, optimizer_by_name
 from olla_fx.options import Options
@@ -84,13 +84,18 @@ def _case(name: str, batch: int) -> ModelCase:
 
 def _step_of(case: ModelCase, device: str, rewrites: str) -> Step:
     optimizer = optimizer_by_name("sgd", case.model.parameters())
-    options = Options(rewrites=rewrites)
-    request = StepRequest(case.model, case.inputs, Mode.TRAINING, case.loss_fn, optimizer, options)
-    captured = capture(request)
+    request = StepRequest(
+        case.model, case.inputs, Mode.TRAINING, case.loss_fn, optimizer, Options(rewrites=rewrites)
+    )
+    return planned_step(capture(request), profile_by_name(device), rewrites)
+
+
+def planned_step(captured: CapturedStep, profile: DeviceProfile, rewrites: str) -> Step:
+    """Return a captured step with the seconds of a device."""
     probe = Probe(captured.device, False, lambda _, ask: ask())
     rewriting = Rewriting(captured, GradientsInBuffer(), probe)
-    candidate = choose_rewrites(rewriting, options.rewrites)
-    recomputable = RecomputableStep.of(rewriting, candidate, profile_by_name(device))
+    candidate = choose_rewrites(rewriting, rewrites)
+    recomputable = RecomputableStep.of(rewriting, candidate, profile)
     return Step(captured, recomputable, recomputable.orders(), rewriting.ordered(candidate).peak_bytes)
 
 

@@ -15,13 +15,12 @@ the machine.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import random
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +28,14 @@ import torch
 from budget_steps import step_to_plan
 from budget_tables import in_markdown
 from kmeans import kmeans_problem
+from swapping_planners import AUTOSWAP_SCORES, SwappableStep
 
 from olla_fx.costs import profile_by_name
 from olla_fx.deep_q import QNetwork, Settings, learn, plan_by_learning
-from olla_solvers.problem import ArrayKind
-from olla_solvers.recomputation.evaluate import Evaluator, plain_states
-from olla_solvers.recomputation.instance import prepare
 from olla_solvers.recomputation.problem import RecomputationProblem
 from olla_solvers.recomputation.published.methods import HEURISTICS
 from olla_solvers.swapping.environment.environment import Environment
-from olla_solvers.swapping.transfers import Link, away_bytes
+from olla_solvers.swapping.transfers import Link
 
 HERE = Path(__file__).parent
 
@@ -62,15 +59,12 @@ SHARES = (0.8, 0.7, 0.6, 0.5)
 CHEN = ("chen-search", "chen-segments", "chen-segments-by-cost")
 
 SWAPPING = {
-    "AutoSwap": ("autoswap-doa", "autoswap-aoa", "autoswap-wdoa", "autoswap-swdoa"),
+    "AutoSwap": AUTOSWAP_SCORES,
     "LRU": ("least-recently-used",),
     "longest reused": ("longest-reused",),
 }
 """Published planners that swap, each with the methods of which the best counts, AutoSwap by each of its
 scores. The last two are the paper's SuperNeurons and TFLMS."""
-
-LAXER = (1.4, 1.3, 1.2, 1.15, 1.1, 1.05, 1.0)
-"""Limits that are tried for them, relative to the real one."""
 
 PARTS = ("learned", "swapping", "transfer")
 
@@ -137,40 +131,18 @@ def _at_random(
 
 
 def by_swapping(problem: RecomputationProblem, link: Link) -> dict[str, list[Point]]:
-    """Return the plans of published planners that swap, if they are there.
+    """Return the plans of published planners that swap."""
+    swappable = SwappableStep.of(problem)
+    peak_bytes = swappable.peak_bytes
 
-    They know no memory that is taken over, and count the caller's arrays. Here these have no bytes, and
-    limits are tried from laxer ones on, until a plan is within the real one by the count of all others.
-    """
-    if importlib.util.find_spec("olla_solvers.swapping.methods") is None:
-        return {}
-    from olla_solvers.swapping.methods import METHODS
-    from olla_solvers.swapping.timed_step import TimedStep
+    def point(methods: Sequence[str], limit_bytes: int) -> Point:
+        plan = swappable.plan(methods, limit_bytes, link)
+        return None if plan is None else (plan[0] / peak_bytes, plan[1] / problem.step_seconds)
 
-    arrays, operators = problem.problem.arrays, problem.problem.operators
-    planned = [0 if array.kind is ArrayKind.STATIC else array.size_bytes for array in arrays]
-    workspaces = [operator.workspace_bytes for operator in operators]
-    step = TimedStep(problem.problem.resized(planned, workspaces), problem.order, problem.seconds)
-    evaluator = Evaluator(prepare(problem))
-    evaluator.evaluate(plain_states(evaluator.instance))
-    resident = evaluator.trace.timestep_bytes[: step.length]
-    points: dict[str, list[Point]] = {}
-    for planner, methods in SWAPPING.items():
-        points[planner] = []
-        for share in SHARES:
-            found = []
-            for method in methods:
-                for laxer in LAXER:
-                    limit = int(share * max(resident))
-                    plan = METHODS[method](step, int(laxer * limit), link)
-                    sizes = [arrays[transfer.array].size_bytes for transfer in plan.transfers]
-                    away = away_bytes(plan.transfers, sizes, step.length)
-                    needed = max(there - gone for there, gone in zip(resident, away, strict=True))
-                    if needed <= limit:
-                        found.append((plan.extra_seconds / problem.step_seconds, needed / max(resident)))
-                        break
-            points[planner].append((min(found)[1], min(found)[0]) if found else None)
-    return points
+    return {
+        planner: [point(methods, int(share * peak_bytes)) for share in SHARES]
+        for planner, methods in SWAPPING.items()
+    }
 
 
 def transferred(

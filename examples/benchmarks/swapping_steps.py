@@ -7,18 +7,20 @@ resolution in its stem comes nearest to the loads of the paper's Table I.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from budget_steps import planned_step
 from paper_figures.jobs import SMARTPOOL_BATCH, SMARTPOOL_MODELS
 
-from olla_fx.capture import Mode, Role, StepRequest, capture
+from olla_fx.capture import CapturedStep, Mode, Role, StepRequest, capture
 from olla_fx.costs import PROFILES, DeviceProfile, operator_seconds
 from olla_fx.dataflow import Dataflow, GradientsInBuffer, build_dataflow
 from olla_fx.models import build_model
 from olla_fx.options import Options
 from olla_fx.passes import run_passes
+from olla_solvers.recomputation.problem import RecomputationProblem
 from olla_solvers.swapping.timed_step import TimedStep
 
 MODELS = SMARTPOOL_MODELS
@@ -46,11 +48,13 @@ class CapturedNetwork:
 
     Attributes:
         name: of the network.
+        captured: its functional graph.
         dataflow: its operators in eager's order, and arrays.
         renewed: the arrays of its examples.
     """
 
     name: str
+    captured: CapturedStep
     dataflow: Dataflow
     renewed: frozenset[int]
 
@@ -60,13 +64,26 @@ class CapturedNetwork:
         Args:
             device: one of :data:`DEVICES`.
         """
-        profile = PROFILES.get(device, GTX_1080_TI)
-        seconds = operator_seconds(self.dataflow, profile).seconds
-        if device == AS_MEASURED:
-            stretch = ITERATION_MS[self.name] / 1000 / sum(seconds)
-            seconds = tuple(stretch * each for each in seconds)
+        seconds = operator_seconds(self.dataflow, PROFILES.get(device, GTX_1080_TI)).seconds
         problem = self.dataflow.problem
-        return TimedStep(problem, problem.captured_order, seconds, self.renewed)
+        return TimedStep(problem, problem.captured_order, self._stretched(seconds, device), self.renewed)
+
+    def orders_on(self, device: str) -> tuple[RecomputationProblem, ...]:
+        """Return the step with what of it may run again, in this project's orders, with a device's seconds.
+
+        Args:
+            device: one of :data:`DEVICES`.
+        """
+        step = planned_step(self.captured, PROFILES.get(device, GTX_1080_TI), "none")
+        return tuple(
+            replace(problem, seconds=self._stretched(problem.seconds, device)) for problem in step.problems
+        )
+
+    def _stretched(self, seconds: tuple[float, ...], device: str) -> tuple[float, ...]:
+        if device != AS_MEASURED:
+            return seconds
+        stretch = ITERATION_MS[self.name] / 1000 / sum(seconds)
+        return tuple(stretch * duration for duration in seconds)
 
 
 def captured_network(name: str) -> CapturedNetwork:
@@ -89,4 +106,4 @@ def captured_network(name: str) -> CapturedNetwork:
     }
     arrays = enumerate(dataflow.problem.arrays)
     renewed = frozenset(index for index, array in arrays if array.name in examples)
-    return CapturedNetwork(name, dataflow, renewed)
+    return CapturedNetwork(name, captured, dataflow, renewed)
