@@ -110,10 +110,12 @@ def test_who_is_behind_is_shown():
     assert "2.00 (behind)" in tables.tables({"net 1 none": known})
 
 
-def test_all_that_swaps_gets_one_step_and_is_shown():
+def test_all_that_swaps_gets_one_step_and_is_shown(monkeypatch):
     swapping = module("budget_swapping")
+    monkeypatch.setattr(swapping, "SHARES", (0.8, 0.5))
+    monkeypatch.setattr(swapping, "FINEST", 10)
     problem = chain(12, (1.0, 3.0))
-    figures = swapping.by_swapping([problem], 130, [1e-8, 4e-8], dqn_seconds=0.5)
+    figures = swapping.by_swapping([problem], 130, [1e-8, 4e-8], dqn_seconds=0.2)
     for at_link in figures.values():
         plans = at_link["plans"]
         assert set(plans) == {"joint", "recomputation", "swap", "AutoSwap", "DQN"}
@@ -126,7 +128,7 @@ def test_all_that_swaps_gets_one_step_and_is_shown():
     known = {"peak_bytes": 130, "swapping": figures}
     text = swapping.swapping_tables({"chain 1 none": known, "other 1 all": {}})
     assert text.count("| chain 1 | joint | ") == text.count("| chain 1 | DQN | ") == 2
-    assert "| step | over 4e-08 GB/s | 0.9 |" in text
+    assert "| step | over 4e-08 GB/s | 0.8 |" in text
 
 
 def test_the_smallest_budget_within_extra_time_is_searched_by_halves():

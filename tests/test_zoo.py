@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -47,6 +49,7 @@ def test_the_zoo_says_what_passes_and_why_others_do_not(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_zoo_counts_models_with_masks_in_columns(tmp_path: Path) -> None:
     path = tmp_path / "zoo.json"
     families = ["transformers", "transformers, mask right"]
@@ -63,6 +66,7 @@ def test_the_zoo_counts_models_with_masks_in_columns(tmp_path: Path) -> None:
     assert f"| transformers | 4 | 2 | 50.0 |  | 1 of 3 |  | {others} |" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_zoo_tells_models_that_keep_a_memory_budget(tmp_path: Path) -> None:
     path = tmp_path / "zoo.json"
     run = ["--families", "transformers", "--names", "vit", "--json", str(path), "--batch", "12"]

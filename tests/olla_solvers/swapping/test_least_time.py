@@ -80,15 +80,15 @@ def check_seeds(seeds: range) -> tuple[int, int, int]:
 
 
 def test_answers_are_mostly_the_fastest_of_all_choices():
-    possible, met, fastest = check_seeds(range(50))
+    possible, met, fastest = check_seeds(range(30))
     # What is not met needs repetitions that the search of these does not find.
-    assert met >= 0.85 * possible > 17
+    assert met >= 0.85 * possible > 10
     assert fastest >= 0.9 * met
 
 
 @pytest.mark.slow
 def test_hundreds_of_answers_are_valid():
-    possible, met, fastest = check_seeds(range(50, 600))
+    possible, met, fastest = check_seeds(range(30, 600))
     assert met >= 0.85 * possible
     assert fastest >= 0.9 * met
 
