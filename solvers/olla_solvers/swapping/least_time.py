@@ -23,7 +23,7 @@ from olla_solvers.problem import Bytes
 from olla_solvers.recomputation import least_time as repetitions
 from olla_solvers.recomputation.bounds import LowerBound
 from olla_solvers.recomputation.evaluate import Evaluator, plain_states
-from olla_solvers.recomputation.instance import prepare
+from olla_solvers.recomputation.instance import Instance, prepare
 from olla_solvers.recomputation.problem import (
     ArrayIndex,
     Recomputation,
@@ -45,6 +45,10 @@ LARGER = 1.05, 1.1, 1.2, 1.4, 1.7, 2.0
 
 MOST_TRIES = 60
 """Arrays, from the largest, of which each is swapped more or less where something stalls."""
+
+CLOSE_TO_NONE = 0.05
+"""Share of the step's time for which an order without repetitions may stall for such tries to be worth it
+although other sequences are faster."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +130,12 @@ def least_time_with_swaps(
     alone = plan(problems)
     given = (problems,) if isinstance(problems, RecomputationProblem) else tuple(problems)
     order = tuple(execution.operator for execution in alone.executions if not execution.copy)
-    problem = next(each for each in given if each.order == order)
+    problem = next(problem for problem in given if problem.order == order)
     planner = _Planner(problem, budget_bytes, link, deadline)
     planner.try_sequence(alone)
     try:
+        for problem in given:
+            planner.try_order(problem)
         planner.plan_around(plan, solver_for(solver))
         planner.lower(lambda larger: plan(problem, larger))
         planner.improve()
@@ -156,8 +162,8 @@ def least_time_of_swaps(
         ProblemError: if order, seconds or makers do not fit the problem.
     """
     planner = _Planner(problem, budget_bytes, link, deadline)
+    planner.try_plain()
     try:
-        planner.try_plain()
         planner.improve()
     except DeadlinePassedError:
         pass  # The best so far is an answer.
@@ -211,8 +217,25 @@ class _Planner:
 
     def try_plain(self) -> Timeline:
         """Swap in the order without repetitions."""
-        states = plain_states(self._instance)
-        return self.try_sequence(Evaluator(self._instance).recomputation(states))
+        return self.try_sequence(_plain(self._instance))
+
+    def try_order(self, problem: RecomputationProblem) -> None:
+        """Swap in an order without repetitions, as well as that can be done if nothing stalls for long.
+
+        Args:
+            problem: the step in any order.
+
+        Raises:
+            DeadlinePassedError: if the deadline passes.
+        """
+        sequence = _plain(prepare(problem))
+        line = timeline(self._instance, sequence.executions)
+        gaps = choose(line, line.gaps, self._link, self._budget_bytes, lambda gap: 1.0, may_stall=True)
+        most = (1 + CLOSE_TO_NONE) * self._problem.step_seconds
+        swapped = within_budget(line, gaps, self._link, self._budget_bytes, most)
+        self._offer(sequence, swapped)
+        if swapped is not None and not self._is_settled():
+            self._improve(sequence, line, swapped)
 
     def try_sequence(self, sequence: Recomputation, arrays: Collection[ArrayIndex] = ()) -> Timeline:
         """Swap in a sequence, and keep what comes out if it is the best.
@@ -267,22 +290,24 @@ class _Planner:
         Raises:
             DeadlinePassedError: if the deadline passes.
         """
-        if self._best is None:
-            return
-        sequence, before = self._best
-        line = timeline(self._instance, sequence.executions)
-        places = {(transfer.array, transfer.out_after) for transfer in before.transfers}
-        chosen = {gap for gap in line.gaps if (gap.array, gap.out_after) in places}
+        if self._best is not None:
+            sequence, swapped = self._best
+            self._improve(sequence, timeline(self._instance, sequence.executions), swapped)
+
+    def _improve(self, sequence: Recomputation, line: Timeline, best: Swapped) -> None:
+        away = {(transfer.array, transfer.out_after) for transfer in best.transfers}
+        chosen = {gap for gap in line.gaps if (gap.array, gap.out_after) in away}
         gaps = sorted(line.gaps, key=lambda gap: (-gap.size_bytes, gap))
         for gap in gaps[:MOST_TRIES]:
             check_time(self._deadline)
-            best = self._best[1]
             if best.peak_bytes <= self._budget_bytes and not best.simulation.stalled_seconds:
                 return
+            most = best.seconds if best.peak_bytes <= self._budget_bytes else math.inf
             changed = chosen ^ {gap}
-            self._try_gaps(sequence, line, sorted(changed))
-            if self._best[1] is not best:
-                chosen = changed
+            swapped = within_budget(line, sorted(changed), self._link, self._budget_bytes, most)
+            if swapped is not None and self._rank(swapped) < self._rank(best):
+                best, chosen = swapped, changed
+                self._offer(sequence, swapped)
 
     def answer(self) -> WithinBudgetAndLink:
         """Return the best plan."""
@@ -333,6 +358,10 @@ class _Planner:
         price = self._bound.price * sum(sizes[array] for array in self._instance.units.arrays[unit])
         seconds: Seconds = self._instance.units.seconds[unit]
         return min(1.0, seconds / price) if price else 1.0
+
+
+def _plain(instance: Instance) -> Recomputation:
+    return Evaluator(instance).recomputation(plain_states(instance))
 
 
 def _length(gap: Gap) -> int:
