@@ -113,7 +113,7 @@ def test_who_is_behind_is_shown():
 def test_all_that_swaps_gets_one_step_and_is_shown(monkeypatch):
     swapping = module("budget_swapping")
     monkeypatch.setattr(swapping, "SHARES", (0.8, 0.5))
-    monkeypatch.setattr(swapping, "FINEST", 10)
+    monkeypatch.setattr(swapping, "FINEST", 20)
     problem = chain(12, (1.0, 3.0))
     figures = swapping.by_swapping([problem], 130, [1e-8, 4e-8], dqn_seconds=0.2)
     for at_link in figures.values():

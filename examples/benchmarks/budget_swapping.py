@@ -35,7 +35,7 @@ SHARES = (0.9, 0.7, 0.6, 0.5, 0.4, 0.3)
 LIMITS = (0.0, 0.08)
 """Extra time."""
 
-FINEST = 100
+FINEST = 200
 """Budgets are searched in as many parts of the peak."""
 
 AUTOSWAP = ("autoswap",)

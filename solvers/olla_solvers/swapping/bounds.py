@@ -42,6 +42,9 @@ from olla_solvers.swapping.transfers import Link
 ROUNDS = 4
 """Times that the best operator and price are looked for, each time with what is proven before."""
 
+LEAST_GAIN = 0.01
+"""Share by which a round must raise the bound for another one to follow."""
+
 HALVINGS = 60
 """Steps of the bisection that solves an inequality."""
 
@@ -83,14 +86,15 @@ class BoundsWithHost(Bounds):
         self._forced = {}
         best = LowerBound(budget_bytes, 0.0, None, 0.0, 0)
         for _ in range(ROUNDS):
-            found = super().lower_bound(budget_bytes, deadline)
-            best = replace(best, least_bytes=found.least_bytes)
-            if found.is_impossible:
-                return found
-            seconds = 0.0 if found.operator is None else self._solved(found)
-            if seconds <= best.extra_seconds:
+            bound = super().lower_bound(budget_bytes, deadline)
+            best = replace(best, least_bytes=bound.least_bytes)
+            if bound.is_impossible:
+                return bound
+            seconds = 0.0 if bound.operator is None else self._solved(bound)
+            if seconds > best.extra_seconds:
+                best = replace(bound, extra_seconds=seconds)
+            if seconds <= (1 + LEAST_GAIN) * self._extra_seconds:
                 break
-            best = replace(found, extra_seconds=seconds)
             self._extra_seconds = seconds
         forced = max(self._forced, key=self._forced.__getitem__, default=None)
         if forced is not None and self._forced[forced] > best.extra_seconds:

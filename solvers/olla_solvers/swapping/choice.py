@@ -13,17 +13,24 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from olla_solvers.problem import Bytes
-from olla_solvers.swapping.schedule import places
+from olla_solvers.swapping.schedule import Places, Timesteps
 from olla_solvers.swapping.timeline import Gap, Timeline
 from olla_solvers.swapping.transfers import Link
 
-MOST_PLACED = 200_000
-"""Gaps that are placed for one choice, counted anew with all before for each that is looked at."""
+MANY, BATCHES = 1000, 200
+"""More gaps than this are chosen in so many batches: where many are alike, each is looked at again for each
+that is chosen, with all that were chosen before."""
+
+CLOSE = 0.9
+"""Of many, a gap is chosen as soon as its rate is so close to what all others had at most."""
 
 SMALL = 1e-4
 """Share of the peak below which an array is not worth a copy."""
 
 _Profile: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+_Heap: TypeAlias = list[tuple[float, int]]
+"""Gaps by their rates, of the opposite sign, which are no smaller than what they are now."""
 
 
 def choose(
@@ -47,87 +54,139 @@ def choose(
         may_stall: True to go on with what has not the time, until the budget would be kept.
         first: those to begin with.
     """
-    return _Chooser(timeline, link, budget_bytes, worth).choose(gaps, first, may_stall=may_stall)
+    large = [gap for gap in gaps if gap.size_bytes >= SMALL * timeline.peak_bytes and gap not in first]
+    chooser = _Chooser(timeline, (*first, *large), link, budget_bytes, worth)
+    chosen = chooser.choose(range(len(first)), may_stall=may_stall)
+    return [chooser.gaps[index] for index in chosen]
 
 
 class _Chooser:
+    """Chooses gaps by their places in the sequence of all that may be chosen."""
+
     def __init__(
-        self, timeline: Timeline, link: Link, budget_bytes: Bytes, worth: Callable[[Gap], float]
+        self,
+        timeline: Timeline,
+        gaps: Sequence[Gap],
+        link: Link,
+        budget_bytes: Bytes,
+        worth: Callable[[Gap], float],
     ) -> None:
-        self._timeline = timeline
-        self._link = link
-        self._worth = worth
+        self.gaps = gaps
+        self._places = Places(timeline, gaps, link)
+        self._sizes = np.array([gap.size_bytes for gap in gaps], dtype=np.int64)
+        self._worth = [worth(gap) for gap in gaps]
         self._beyond = np.array(timeline.resident_bytes, dtype=np.int64) - budget_bytes
 
-    def choose(self, gaps: Sequence[Gap], first: Sequence[Gap], *, may_stall: bool) -> list[Gap]:
+    def choose(self, first: Sequence[int], *, may_stall: bool) -> list[int]:
         """Return gaps, in the sequence in which they were chosen."""
         chosen = list(first)
-        beyond = self._without(chosen, places(self._timeline, chosen, self._link))
-        left = _total(beyond)
-        late: list[Gap] = []
-        heap = []
-        for gap in gaps:
-            if gap in first or gap.size_bytes < SMALL * self._timeline.peak_bytes:
-                continue
-            alone = places(self._timeline, [gap], self._link)[0]
-            saved = self._saved(gap, *alone) if alone[0] < alone[1] else 0.0
-            if saved > 0:
-                heap.append((-saved, gap))
-            else:
-                late.append(gap)
+        saved = {index: self._saved(index) for index in range(len(chosen), len(self.gaps))}
+        heap = [(-rate, index) for index, rate in saved.items() if rate > 0]
         heapq.heapify(heap)
-        placed = 0
-        while heap and left > 0 and placed < MOST_PLACED:
-            _, gap = heapq.heappop(heap)
-            placed += len(chosen) + 1
-            away = places(self._timeline, [*chosen, gap], self._link)
-            if any(gone >= back for gone, back in away):
-                late.append(gap)
-                continue
-            after = self._without([*chosen, gap], away)
-            rate = self._worth(gap) * (left - _total(after)) / gap.size_bytes
-            if rate <= 0:
-                late.append(gap)
-                continue
-            if heap and rate < -heap[0][0]:
-                heapq.heappush(heap, (-rate, gap))
-                continue
-            chosen.append(gap)
-            beyond, left = after, _total(after)
-        return self._stalling(chosen, late, beyond) if may_stall else chosen
+        late = [index for index, rate in saved.items() if rate <= 0]
+        if len(heap) > MANY:
+            self._choose_in_batches(chosen, heap, late)
+        else:
+            self._choose_one_by_one(chosen, heap, late)
+        return self._stalling(chosen, late) if may_stall else chosen
 
-    def _stalling(self, chosen: list[Gap], late: Sequence[Gap], beyond: _Profile) -> list[Gap]:
-        """Go on with gaps in which a copy is waited for, as if their arrays were away all the time."""
-        beyond = beyond.copy()
-        heap = [(-self._rate(gap, beyond), gap) for gap in late]
-        heapq.heapify(heap)
+    def _choose_one_by_one(self, chosen: list[int], heap: _Heap, late: list[int]) -> None:
+        """Choose what lowers the bytes beyond the budget most, beside all that were chosen before."""
+        left = _total(self._without(chosen, *self._places.of(chosen)))
+        while heap and left > 0:
+            _, index = heapq.heappop(heap)
+            gone, back = self._places.of([*chosen, index])
+            if (gone >= back).any():
+                late.append(index)
+                continue
+            after = _total(self._without([*chosen, index], gone, back))
+            rate = self._worth[index] * (left - after) / self.gaps[index].size_bytes
+            if rate <= 0:
+                late.append(index)
+            elif heap and rate < -heap[0][0]:
+                heapq.heappush(heap, (-rate, index))
+            else:
+                chosen.append(index)
+                left = after
+
+    def _choose_in_batches(self, chosen: list[int], heap: _Heap, late: list[int]) -> None:
+        """Choose several at once, each as if what was chosen in earlier batches were all that is away."""
+        size = len(heap) // BATCHES
+        alone = {index: self._places.of([index]) for _, index in heap}
+        beyond = self._without(chosen, *self._places.of(chosen))
         while heap and _total(beyond) > 0:
-            _, gap = heapq.heappop(heap)
-            rate = self._rate(gap, beyond)
+            batch: list[int] = []
+            while heap and len(batch) < size:
+                _, index = heapq.heappop(heap)
+                (gone,), (back,) = alone[index]
+                rate = self._rate(index, beyond[gone:back])
+                if rate <= 0:
+                    late.append(index)
+                elif heap and rate < CLOSE * -heap[0][0]:
+                    heapq.heappush(heap, (-rate, index))
+                else:
+                    batch.append(index)
+            self._add(batch, chosen, late)
+            beyond = self._without(chosen, *self._places.of(chosen))
+
+    def _add(self, batch: list[int], chosen: list[int], late: list[int]) -> None:
+        """Choose as many of a batch as all have the time for."""
+        gone, back = self._places.of([*chosen, *batch])
+        if (gone < back).all():
+            chosen += batch
+        elif len(batch) == 1:
+            late += batch
+        else:
+            middle = len(batch) // 2
+            self._add(batch[:middle], chosen, late)
+            self._add(batch[middle:], chosen, late)
+
+    def _stalling(self, chosen: list[int], late: Sequence[int]) -> list[int]:
+        """Go on with gaps in which a copy is waited for, as if their arrays were away all the time."""
+        beyond = self._without(chosen, *self._places.of(chosen))
+        heap = [(-self._lowered(index, self._between(index, beyond)), index) for index in late]
+        heapq.heapify(heap)
+        close = CLOSE if len(heap) > MANY else 1.0
+        left = _total(beyond)
+        while heap and left > 0:
+            _, index = heapq.heappop(heap)
+            between = self._between(index, beyond)
+            rate = self._lowered(index, between)
             if rate <= 0:
                 continue
-            if heap and rate < -heap[0][0]:
-                heapq.heappush(heap, (-rate, gap))
+            if heap and rate < close * -heap[0][0]:
+                heapq.heappush(heap, (-rate, index))
                 continue
-            chosen.append(gap)
-            beyond[gap.out_after + 1 : gap.back_before] -= gap.size_bytes
+            chosen.append(index)
+            left -= rate * self.gaps[index].size_bytes
+            between -= self.gaps[index].size_bytes
         return chosen
 
-    def _rate(self, gap: Gap, beyond: _Profile) -> float:
-        part = beyond[gap.out_after + 1 : gap.back_before]
-        return float(np.minimum(np.maximum(part, 0), gap.size_bytes).sum()) / gap.size_bytes
+    def _between(self, index: int, beyond: _Profile) -> _Profile:
+        """Return the part of a profile in which nothing accesses a gap's array."""
+        gap = self.gaps[index]
+        return beyond[gap.out_after + 1 : gap.back_before]
 
-    def _saved(self, gap: Gap, gone: int, back: int) -> float:
+    def _saved(self, index: int) -> float:
         """Return what swapping a gap's array alone is worth, for each of its bytes."""
-        part = self._beyond[gone:back]
-        saved = float(np.minimum(np.maximum(part, 0), gap.size_bytes).sum())
-        return self._worth(gap) * saved / gap.size_bytes
+        (gone,), (back,) = self._places.of([index])
+        return self._rate(index, self._beyond[gone:back])
 
-    def _without(self, gaps: Sequence[Gap], away: Sequence[tuple[int, int]]) -> _Profile:
-        beyond = self._beyond.copy()
-        for gap, (gone, back) in zip(gaps, away, strict=True):
-            beyond[gone:back] -= gap.size_bytes
-        return beyond
+    def _rate(self, index: int, beyond: _Profile) -> float:
+        """Return by how much the bytes beyond the budget fall if an array is away, for each of its bytes."""
+        return self._worth[index] * self._lowered(index, beyond)
+
+    def _lowered(self, index: int, beyond: _Profile) -> float:
+        size = self.gaps[index].size_bytes
+        return float(np.minimum(np.maximum(beyond, 0), size).sum()) / size
+
+    def _without(self, chosen: Sequence[int], gone: Timesteps, back: Timesteps) -> _Profile:
+        change = np.zeros(len(self._beyond) + 1, dtype=np.int64)
+        is_away = gone < back
+        sizes = self._sizes[np.array(chosen, dtype=np.int64)][is_away]
+        np.subtract.at(change, gone[is_away], sizes)
+        np.add.at(change, back[is_away], sizes)
+        return self._beyond + np.cumsum(change[:-1])
 
 
 def _total(beyond: _Profile) -> float:

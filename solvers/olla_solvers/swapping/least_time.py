@@ -230,8 +230,10 @@ class _Planner:
         """
         sequence = _plain(prepare(problem))
         line = timeline(self._instance, sequence.executions)
-        gaps = choose(line, line.gaps, self._link, self._budget_bytes, lambda gap: 1.0, may_stall=True)
         most = (1 + CLOSE_TO_NONE) * self._problem.step_seconds
+        if line.begins[-1] + self._least_stall(line) > most:
+            return
+        gaps = choose(line, line.gaps, self._link, self._budget_bytes, lambda gap: 1.0, may_stall=True)
         swapped = within_budget(line, gaps, self._link, self._budget_bytes, most)
         self._offer(sequence, swapped)
         if swapped is not None and not self._is_settled():

@@ -10,9 +10,9 @@ where bytes pass the budget, the operators wait until what is cheapest to wait f
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from olla_solvers.swapping.transfers import Link, Transfer, away_bytes
 
 SLACK = 1e-9
 """Share of the step's seconds by which copies end before they are waited for, against rounding."""
+
+
+Timesteps: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,62 @@ def swapped(timeline: Timeline, transfers: Sequence[Transfer], sizes: Sequence[B
     return Swapped(tuple(transfers), resident, simulate(timeline.seconds, transfers, sizes, link))
 
 
+class Places:
+    """Where arrays are if they are swapped without a stall, of any of some gaps."""
+
+    def __init__(self, timeline: Timeline, gaps: Sequence[Gap], link: Link) -> None:
+        """Note times and durations of all copies.
+
+        Args:
+            timeline: of the gaps.
+            gaps: that could be swapped.
+            link: which copies.
+        """
+        self._begins = np.array(timeline.begins)
+        self._slack = SLACK * timeline.begins[-1]
+        self._out_after = np.array([gap.out_after for gap in gaps], dtype=np.int64)
+        self._back_before = np.array([gap.back_before for gap in gaps], dtype=np.int64)
+        self._out_seconds = np.array([link.out_seconds(gap.size_bytes) for gap in gaps])
+        self._in_seconds = np.array([link.in_seconds(gap.size_bytes) for gap in gaps])
+
+    def of(self, chosen: Sequence[int]) -> tuple[Timesteps, Timesteps]:
+        """Return from which and to which timestep arrays are away, if some gaps are swapped and no others.
+
+        Args:
+            chosen: places of these gaps.
+
+        Returns:
+            Of each the two ends of ``[gone, back)``; there are no timesteps where a copy would not end in
+            time.
+        """
+        indices = np.array(chosen, dtype=np.int64)
+        return self._gone(indices), self._back(indices)
+
+    def _gone(self, indices: Timesteps) -> Timesteps:
+        """Return when copies out end: each begins when its array is there, and the one before has ended."""
+        order = np.argsort(self._out_after[indices], kind="stable")
+        sequence = indices[order]
+        seconds = self._out_seconds[sequence]
+        copied = np.cumsum(seconds)
+        there = self._begins[self._out_after[sequence] + 1]
+        ends = copied + np.maximum.accumulate(there - (copied - seconds))
+        gone = np.empty_like(indices)
+        gone[order] = np.searchsorted(self._begins, ends + self._slack, side="left")
+        return np.maximum(gone, self._out_after[indices] + 1)
+
+    def _back(self, indices: Timesteps) -> Timesteps:
+        """Return when copies in begin: each ends when it is needed, or when the next one begins."""
+        order = np.argsort(-self._back_before[indices], kind="stable")
+        sequence = indices[order]
+        seconds = self._in_seconds[sequence]
+        copied = np.cumsum(seconds)
+        needed = self._begins[self._back_before[sequence]]
+        starts = np.minimum.accumulate(needed + (copied - seconds)) - copied
+        back = np.empty_like(indices)
+        back[order] = np.searchsorted(self._begins, starts - self._slack, side="right") - 1
+        return np.clip(back, 0, self._back_before[indices])
+
+
 def places(timeline: Timeline, gaps: Sequence[Gap], link: Link) -> list[tuple[Timestep, Timestep]]:
     """Return for each gap from which to which timestep its array is away if all are swapped without a stall.
 
@@ -76,22 +135,8 @@ def places(timeline: Timeline, gaps: Sequence[Gap], link: Link) -> list[tuple[Ti
     Returns:
         Timesteps ``[gone, back)``; there are none of them where a copy would not end in time.
     """
-    begins = timeline.begins
-    slack = SLACK * begins[-1]
-    gone = [0] * len(gaps)
-    free = 0.0
-    for index in sorted(range(len(gaps)), key=lambda each: gaps[each].out_after):
-        gap = gaps[index]
-        free = max(free, begins[gap.out_after + 1]) + link.out_seconds(gap.size_bytes)
-        gone[index] = max(gap.out_after + 1, bisect_left(begins, free + slack))
-    back = [0] * len(gaps)
-    following = begins[-1]
-    for index in sorted(range(len(gaps)), key=lambda each: -gaps[each].back_before):
-        gap = gaps[index]
-        end = min(following, begins[gap.back_before])
-        following = end - link.in_seconds(gap.size_bytes)
-        back[index] = max(0, bisect_right(begins, following - slack, hi=gap.back_before + 1) - 1)
-    return list(zip(gone, back, strict=True))
+    gone, back = Places(timeline, gaps, link).of(range(len(gaps)))
+    return list(zip(gone.tolist(), back.tolist(), strict=True))
 
 
 def transfers_of(
@@ -162,7 +207,7 @@ def without_needless(timeline: Timeline, done: Swapped, link: Link, budget_bytes
     size_of = {gap.array: gap.size_bytes for gap in timeline.gaps}
     resident = np.array(done.resident_bytes, dtype=np.int64)
     needless = set()
-    for transfer in sorted(done.transfers, key=lambda each: (size_of[each.array], each)):
+    for transfer in sorted(done.transfers, key=lambda transfer: (size_of[transfer.array], transfer)):
         span = slice(transfer.gone_before, transfer.back_from)
         if int(resident[span].max()) + size_of[transfer.array] <= most:
             resident[span] += size_of[transfer.array]
@@ -204,7 +249,7 @@ class _Waits:
         open_gaps: dict[int, None] = {}
         out_free = in_free = 0.0
         for timestep, seconds in enumerate(self._timeline.seconds):
-            for index in sorted(needs.get(timestep, ()), key=lambda each: self._away[each][1]):
+            for index in sorted(needs.get(timestep, ()), key=lambda index: self._away[index][1]):
                 del open_gaps[index]
                 gone, back = self._away[index]
                 if gone < back:

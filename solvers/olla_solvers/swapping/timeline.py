@@ -51,7 +51,7 @@ class Timeline:
         """Seconds from the step's beginning at which each timestep begins if nothing stalls; and the end."""
         return [0.0, *accumulate(self.seconds)]
 
-    @property
+    @cached_property
     def peak_bytes(self) -> Bytes:
         """Most bytes alive at once."""
         return max(self.resident_bytes, default=0)
@@ -66,8 +66,10 @@ def timeline(instance: Instance, executions: Sequence[Execution]) -> Timeline:
     """
     problem = instance.problem
     seconds = tuple(
-        problem.repetition_seconds[each.operator] if each.copy else problem.seconds[each.operator]
-        for each in executions
+        problem.repetition_seconds[execution.operator]
+        if execution.copy
+        else problem.seconds[execution.operator]
+        for execution in executions
     )
     resident = tuple(resident_bytes(instance, executions))
     return Timeline(tuple(executions), seconds, resident, tuple(_gaps(instance, executions)))
