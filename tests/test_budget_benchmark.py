@@ -84,6 +84,13 @@ def test_checkpoints_lie_around_blocks(steps):
     assert after.problems[0].step_seconds > before.problems[0].step_seconds
 
 
+def test_rewrites_are_made_where_they_are_asked_for(steps):
+    model = nn.Sequential(nn.Linear(8, 512), nn.Linear(512, 512), nn.Linear(512, 4))
+    wide = ModelCase(model, (torch.randn(2, 8), torch.randint(4, (2,))), F.cross_entropy)
+    plain, rewritten = (steps._step_of(wide, "a100", rewrites) for rewrites in ("none", "all"))
+    assert rewritten.peak_bytes < plain.peak_bytes
+
+
 def test_a_sequence_without_blocks_is_cut_where_it_can_begin_again(steps):
     layers = [nn.Linear(4, 4), nn.ReLU(inplace=True)] * 5
     model = nn.ModuleDict({"body": nn.Sequential(*layers)})

@@ -84,17 +84,16 @@ def _case(name: str, batch: int) -> ModelCase:
 
 def _step_of(case: ModelCase, device: str, rewrites: str) -> Step:
     optimizer = optimizer_by_name("sgd", case.model.parameters())
-    request = StepRequest(
-        case.model, case.inputs, Mode.TRAINING, case.loss_fn, optimizer, Options(rewrites=rewrites)
-    )
-    return planned_step(capture(request), profile_by_name(device), rewrites)
+    options = Options(rewrites=rewrites)
+    request = StepRequest(case.model, case.inputs, Mode.TRAINING, case.loss_fn, optimizer, options)
+    return planned_step(capture(request), profile_by_name(device), options)
 
 
-def planned_step(captured: CapturedStep, profile: DeviceProfile, rewrites: str) -> Step:
-    """Return a captured step with the seconds of a device."""
+def planned_step(captured: CapturedStep, profile: DeviceProfile, options: Options) -> Step:
+    """Return a captured step with the seconds of a device, after the rewrites of some options."""
     probe = Probe(captured.device, False, lambda _, ask: ask())
     rewriting = Rewriting(captured, GradientsInBuffer(), probe)
-    candidate = choose_rewrites(rewriting, rewrites)
+    candidate = choose_rewrites(rewriting, options.rewrites)
     recomputable = RecomputableStep.of(rewriting, candidate, profile)
     return Step(captured, recomputable, recomputable.orders(), rewriting.ordered(candidate).peak_bytes)
 

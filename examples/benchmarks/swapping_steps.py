@@ -41,6 +41,9 @@ AS_MEASURED = "as-measured"
 DEVICES = (GTX_1080_TI.name, AS_MEASURED, "a100")
 """The paper's GPU estimated; the same, all estimates stretched to the paper's iteration; and a newer one."""
 
+OPTIONS = Options(rewrites="none")
+"""The paper's steps are not rewritten."""
+
 
 @dataclass(frozen=True)
 class CapturedNetwork:
@@ -74,7 +77,7 @@ class CapturedNetwork:
         Args:
             device: one of :data:`DEVICES`.
         """
-        step = planned_step(self.captured, PROFILES.get(device, GTX_1080_TI), "none")
+        step = planned_step(self.captured, PROFILES.get(device, GTX_1080_TI), OPTIONS)
         return tuple(
             replace(problem, seconds=self._stretched(problem.seconds, device)) for problem in step.problems
         )
@@ -94,8 +97,7 @@ def captured_network(name: str) -> CapturedNetwork:
     """
     case = build_model(f"{CIFAR}:{name}", batch_size=SMARTPOOL_BATCH, device="meta")
     optimizer = torch.optim.SGD(case.model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-    options = Options(rewrites="none")
-    request = StepRequest(case.model, case.inputs, Mode.TRAINING, case.loss_fn, optimizer, options)
+    request = StepRequest(case.model, case.inputs, Mode.TRAINING, case.loss_fn, optimizer, OPTIONS)
     captured = capture(request)
     dataflow = build_dataflow(run_passes(captured).graph_module, captured.device, GradientsInBuffer())
     placeholders = [node.name for node in dataflow.graph_module.graph.nodes if node.op == "placeholder"]
