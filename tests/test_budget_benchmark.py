@@ -85,8 +85,8 @@ def test_checkpoints_lie_around_blocks(steps):
 
 
 def test_rewrites_are_made_where_they_are_asked_for(steps):
-    model = nn.Sequential(nn.Linear(8, 512), nn.Linear(512, 512), nn.Linear(512, 4))
-    wide = ModelCase(model, (torch.randn(2, 8), torch.randint(4, (2,))), F.cross_entropy)
+    model = nn.Sequential(nn.Linear(784, 1024), nn.Linear(1024, 1024), nn.Linear(1024, 4))
+    wide = ModelCase(model, (torch.randn(2, 784), torch.randint(4, (2,))), F.cross_entropy)
     plain, rewritten = (steps._step_of(wide, "a100", rewrites) for rewrites in ("none", "all"))
     assert rewritten.peak_bytes < plain.peak_bytes
 
