@@ -56,7 +56,7 @@ SLOW = ("chen-segments-by-cost", "chen-recursive", "minimum-cut-dynamic", "minim
 EFFORT, LAST_EFFORT = 1.0, 4.0
 """Of our planner; the second, for shares of the peak and the lowest, is what plans take at last."""
 
-ROUNDS = 2
+ROUNDS = 4
 """How often budgets are added between the last plan within a limit of time and the first beyond it."""
 
 LOWEST_STEPS = 3
@@ -78,7 +78,7 @@ def measure(name: str, batch: int, options: argparse.Namespace, rewrites: str, k
         "pytorch": lambda: by_pytorch(step, PYTORCH_BUDGETS if is_small else PYTORCH_BUDGETS[::6]),
         "blocks": lambda: by_blocks(step, name, batch, options.device, rewrites),
         "ours": lambda: by_ours(
-            step.problems, plain, [point[0] for point in compared(known)], ROUNDS if is_small else 1
+            step.problems, plain, [point[0] for point in compared(known)], ROUNDS if is_small else 2
         ),
         "swapping": lambda: (
             known.get("swapping", {}) | by_swapping(step.problems, plain, options.links, options.seconds)
