@@ -41,8 +41,8 @@ FINEST = 200
 AUTOSWAP = ("autoswap",)
 
 MOST_OPERATORS = 3000
-"""Of a step that the published planners get: on larger ones AutoSwap takes many minutes, DQN ends no game. Nor
-is the smallest peak searched there."""
+"""Of a step that the published planners get, and whose smallest peaks are searched: on larger ones AutoSwap
+takes many minutes, and DQN ends no game."""
 
 OURS = ("joint", "recomputation", "swap")
 
