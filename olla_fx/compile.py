@@ -236,7 +236,7 @@ def _plan_captured(
                 candidates = by_time(rewriting, candidate)
                 budgeted = BudgetedStep(
                     rewriting,
-                    tuple(each.wanted for each in candidates),
+                    tuple(timed.wanted for timed in candidates),
                     budget,
                     includes_static,
                     most,

@@ -150,10 +150,10 @@ dropout_backward = _define(
 
 
 def _nonzero_sized(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    found: torch.Tensor = aten.nonzero.default(tensor)
-    if found.shape[0] != count:
-        raise RuntimeError(f"a mask has {found.shape[0]} ones, and the step was captured for {count}")
-    return found
+    indices: torch.Tensor = aten.nonzero.default(tensor)
+    if indices.shape[0] != count:
+        raise RuntimeError(f"a mask has {indices.shape[0]} ones, and the step was captured for {count}")
+    return indices
 
 
 def _fake_nonzero_sized(tensor: torch.Tensor, count: int) -> torch.Tensor:

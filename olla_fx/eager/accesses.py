@@ -128,7 +128,7 @@ class AccessTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         makes = {self._number(tensor) for tensor in returned} - reads
         if makes or schema_of(func).is_mutable:
             everything = [*given, *returned]
-            types_of = (each.dtype for each in (*returned, *given) if each.is_floating_point())
+            types_of = (tensor.dtype for tensor in (*returned, *given) if tensor.is_floating_point())
             formula = flop_registry.get(func.overloadpacket)
             self._operators.append(
                 RecordedOperator(
@@ -137,7 +137,7 @@ class AccessTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     tuple(sorted(makes)),
                     int(formula(*args, **kwargs, out_val=results)) if formula else 0,
                     next(types_of, torch.float32),
-                    sum(each.numel() * each.element_size() for each in everything),
+                    sum(tensor.numel() * tensor.element_size() for tensor in everything),
                 )
             )
         return results

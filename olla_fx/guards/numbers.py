@@ -162,7 +162,7 @@ class NumberFinder:
     """Takes snapshots in which numbers that may be bound late are left out, and lists those.
 
     Attributes:
-        found: for each place of a number, where it is kept and what it is.
+        slots: for each place of a number, where it is kept and what it is.
         fields: what counts of objects.
     """
 
@@ -172,13 +172,13 @@ class NumberFinder:
         Args:
             fields: what counts of objects.
         """
-        self.found: dict[Place, tuple[NumberSlot, Any]] = {}
+        self.slots: dict[Place, tuple[NumberSlot, Any]] = {}
         self.fields = fields
         self._known: dict[int, object] = {}
 
     def note(self, slot: NumberSlot, holder: object, number: object) -> str:
         """Note a number; return what stands for it in a snapshot."""
-        self.found.setdefault((id(holder), slot.path[-1][1]), (slot, number))
+        self.slots.setdefault((id(holder), slot.path[-1][1]), (slot, number))
         return _NUMBER
 
     def snapshot(self, name: str, root: object, path: tuple[Step, ...], value: Any, depth: int = 0) -> object:
@@ -212,7 +212,7 @@ class NumberFinder:
     def facts(self, late: LateBinding) -> Iterator[tuple[str, object]]:
         """Yield what is said if a number that is not bound late has changed, and the number."""
         places = late.places()
-        for place, (slot, number) in self.found.items():
+        for place, (slot, number) in self.slots.items():
             if place not in places:
                 yield changed(slot), (type(number), repr(number))
 

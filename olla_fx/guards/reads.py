@@ -201,7 +201,7 @@ class Reads:
         numbers = NumberFinder(self.fields)
         for _ in self._facts(numbers):
             pass
-        return list(numbers.found.values())
+        return list(numbers.slots.values())
 
     def _facts(self, numbers: NumberFinder) -> Facts:
         known: dict[int, object] = {}

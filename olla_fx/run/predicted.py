@@ -173,17 +173,17 @@ class Recordings:
 
     def _pattern_of(self, nearest: StepRecord) -> _Pattern:
         """Return what the recordings say of a step that requests as a recorded one does."""
-        found: dict[_Series, int] = {}
+        series_index: dict[_Series, int] = {}
         operators: dict[str, _Requests] = {}
         for name, record in nearest.operators.items():
             arrays = tuple((ordinal, array, None) for ordinal, _, array in record.arrays)
             if record.is_as_planned:
                 operators[name] = _Requests(arrays, (), ())
             else:
-                operators[name] = self._requests_of(name, record, found)
-        return _Pattern(operators, tuple(found))
+                operators[name] = self._requests_of(name, record, series_index)
+        return _Pattern(operators, tuple(series_index))
 
-    def _requests_of(self, name: str, nearest: OperatorRecord, found: dict[_Series, int]) -> _Requests:
+    def _requests_of(self, name: str, nearest: OperatorRecord, series_index: dict[_Series, int]) -> _Requests:
         """Return an operator's requests, from the sizes at which it requested as often as at the nearest."""
         structure = nearest.structure
         records = {at: record.operators[name] for at, record in self._records.items()}
@@ -191,7 +191,7 @@ class Recordings:
         alike = [records[at] for at in known]
 
         def series(recorded: Iterable[int]) -> int:
-            return found.setdefault((known, tuple(recorded)), len(found))
+            return series_index.setdefault((known, tuple(recorded)), len(series_index))
 
         arrays: list[tuple[int, int, int | None]] = []
         for position, (ordinal, _, array) in enumerate(nearest.arrays):

@@ -209,7 +209,7 @@ def _is_conversion(node: fx.Node) -> bool:
 
 def _gradients_of(gradient: fx.Node, hidden: fx.Node, weight: fx.Node) -> Gradients | None:
     """Return what is computed from the gradient of logits, if that is the gradients of a linear layer."""
-    found: dict[str, fx.Node] = {}
+    gradients: dict[str, fx.Node] = {}
     pending = [gradient]
     while pending:
         node = pending.pop()
@@ -228,10 +228,14 @@ def _gradients_of(gradient: fx.Node, hidden: fx.Node, weight: fx.Node) -> Gradie
             else:
                 return None
             is_matrix = node.meta["val"].shape == gradient.meta["val"].shape
-            if not is_matrix or len(kinds) != 1 or kinds[0][0] in found:
+            if not is_matrix or len(kinds) != 1 or kinds[0][0] in gradients:
                 return None
-            found.update(kinds)
-    return Gradients(found.get("hidden"), found.get("weight"), found.get("bias")) if found else None
+            gradients.update(kinds)
+    return (
+        Gradients(gradients.get("hidden"), gradients.get("weight"), gradients.get("bias"))
+        if gradients
+        else None
+    )
 
 
 def _is_product(product: fx.Node, transposed: fx.Node, hidden: fx.Node) -> bool:
