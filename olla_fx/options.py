@@ -122,7 +122,7 @@ class Options:
         self._check_swap()
 
     def _check_swap(self) -> None:
-        if not isinstance(self.swap, SwapRequest) and self.swap not in (True, False, "auto"):
+        if not isinstance(self.swap, bool | SwapRequest) and self.swap != "auto":
             raise OptionError(f"swap is True, False or 'auto', not {self.swap!r}")
         if self.cuda_graph and self.may_swap:
             raise OptionError(
