@@ -15,6 +15,10 @@ from olla_fx.eager.baseline import baseline_from_events
 from olla_fx.errors import HostMemoryError
 from olla_fx.models.vision import import_torchvision
 from olla_fx.step_plan import Plan
+from olla_solvers.swapping.autoswap.planner import AutoSwap
+from olla_solvers.swapping.autoswap.scores import Score
+from olla_solvers.swapping.autoswap.weights import only
+from olla_solvers.swapping.timed_step import TimedStep
 from tests.olla_fx.comparisons import assert_same
 from tests.olla_fx.harness import CompiledLoop, OwnLoop, WholeStep, assert_served, check_inference
 from tests.olla_fx.helpers import ADAMW, MOMENTUM, images, mlp, sgd, vectors
@@ -83,6 +87,26 @@ def test_other_distances(choose):
     loop = WholeStep(deep(), ADAMW, vectors(1, width=32)[0], swap=swapping(SLOW, choose))
     loop.run(vectors(4, width=32))
     assert_swapped(loop.step)
+
+
+def by_autoswap(stated):
+    """Choose as AutoSwap does, what may wait within a step."""
+    step = TimedStep(stated.problem, stated.order, stated.seconds)
+    planner = AutoSwap.of(step, stated.link, least_bytes=1)
+    transfers = planner.plan(int(0.8 * step.peak_bytes), only(Score.SUBMODULAR)).transfers
+    return [
+        transfer
+        for transfer in transfers
+        if transfer.array in stated.may_wait and transfer.back_before < step.length
+    ]
+
+
+def test_plans_of_autoswap_can_be_carried_out():
+    batches = vectors(4, batch=512, width=32)
+    torch.manual_seed(0)
+    loop = WholeStep(deep(), sgd, batches[0], recompute=0, swap=swapping(SLOW, by_autoswap)).run(batches)
+    assert_swapped(loop.step)
+    assert loop.step.plan.swapped.saved_bytes > 0
 
 
 def test_inference():
