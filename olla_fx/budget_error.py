@@ -71,8 +71,6 @@ def _advice(plan: Plan, dataflow: Dataflow, mode: Mode) -> str:
         ways.append("more accumulation_steps" if plan.micro_batches > 1 else "accumulation_steps")
     if mode is not Mode.INFERENCE and _has_large_logits(plan, dataflow):
         ways.append("loss_chunks")
-    if dataflow.device.type == "cuda" and not plan.swapped.arrays:
-        ways.append("swap=True")
     if mode is Mode.AUTOGRAD:
         ways.append("a whole training step (loss_fn and optimizer; it uses gradients as they come)")
     return ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])} or {ways[-1]}"

@@ -278,7 +278,7 @@ def _planned_again(
         again = replace(again, refused=told.refused)
         plan = replace(plan, budget=again.budget)
         if is_same_graph(candidate.dataflow, before.dataflow):
-            plan = replace(plan, recomputed=again.recomputed)
+            plan = replace(plan, recomputed=again.recomputed, swapped=again.swapped)
         elif fits(again) or again.needed_bytes < plan.needed_bytes:
             return candidate, again, budgeted
     if not fits(plan):

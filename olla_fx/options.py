@@ -63,11 +63,12 @@ class Options:
             kernels and the types allow it; elsewhere the weight's gradient is added up over chunks, and the
             report says that last bits may differ. None keeps the loss whole.
         swap: within a memory budget, let arrays wait in the host's memory where that is faster than to
-            compute them again: ``True``, ``False``, or ``"auto"``, which does so if ``link`` is given. (A
+            compute them again: ``True``, ``False``, or ``"auto"``, which does so on CUDA (but not with
+            ``cuda_graph``), and elsewhere if ``link`` is given. (A
             :class:`~olla_fx.swap_request.SwapRequest` has a choice of its own, without a budget.)
         link: how fast arrays are copied to the host and back: ``"16GB/s"``, bytes in a second, or a pair of
-            these. None: measured, for ``swap=True`` on CUDA. On a CPU, where host and device are one and
-            nothing is gained, threads copy as slowly as it says, to try it out.
+            these. None: measured, on CUDA. On a CPU, where host and device are one and nothing is gained,
+            threads copy as slowly as it says, to try it out.
         dynamic: False makes a plan for each size of the inputs; None plans for all sizes once one varies;
             True does so at once, as far as the model allows it, which takes more time for the first plan.
             Numbers that the model asks of its inputs, such as how many labels there are, are sizes, too, once
@@ -122,9 +123,9 @@ class Options:
         self._check_swap()
 
     def _check_swap(self) -> None:
-        if not isinstance(self.swap, SwapRequest) and self.swap not in (True, False, "auto"):
+        if not isinstance(self.swap, bool | SwapRequest) and self.swap != "auto":
             raise OptionError(f"swap is True, False or 'auto', not {self.swap!r}")
-        if self.cuda_graph and self.may_swap:
+        if self.cuda_graph and self.asks_to_swap:
             raise OptionError(
                 "cuda_graph=True with swap: a captured graph would hold on to memory of the host that each "
                 "run takes and gives back. Leave one of them out"
@@ -143,8 +144,8 @@ class Options:
                 )
 
     @property
-    def may_swap(self) -> bool:
-        """Return True if arrays may wait in the host's memory."""
+    def asks_to_swap(self) -> bool:
+        """Return True if arrays are to wait in the host's memory, by ``swap`` or ``link``."""
         return self.swap is True or isinstance(self.swap, SwapRequest) or self.link is not None
 
     def _check_budget(self) -> None:
@@ -183,7 +184,7 @@ class Options:
     @property
     def asks_for_seconds(self) -> bool:
         """Return True if operators' time matters to what is planned."""
-        return self.may_recompute or self.may_swap
+        return self.may_recompute or self.asks_to_swap
 
     @property
     def changes_gradients(self) -> bool:

@@ -315,9 +315,10 @@ class Plan:
 
     @property
     def _what_is_optimal(self) -> str:
-        """Words for what has the lower bound: with a memory budget, other operators might need less."""
+        """Words for what has the lower bound: other operators, or a sequence not fixed, might need less."""
         has_repetitions = self.budget is not None and self.recomputed.operators > 0
-        return "smallest peak of these operators" if has_repetitions else "optimal"
+        is_chosen = has_repetitions or bool(self.swapped.arrays)
+        return "smallest peak of these operators" if is_chosen else "optimal"
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-ready dictionaries; :meth:`from_json` reads it."""

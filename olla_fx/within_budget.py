@@ -153,11 +153,11 @@ def plan_within(
         least_bytes = plan.lower_bound_bytes + beside_bytes
         return plain, replace(plan, budget=replace(terms, least_bytes=least_bytes))
     room_bytes = budget_bytes - beside_bytes
-    recomputable = [RecomputableStep.of(step.rewriting, each, step.profile) for each in candidates]
+    recomputable = [RecomputableStep.of(step.rewriting, rewritten, step.profile) for rewritten in candidates]
     step_seconds = recomputable[0].problem.step_seconds
     searches = [
-        _Search(step, make, each, step_seconds, plain=plain, plan=plan, room_bytes=room_bytes)
-        for each in recomputable
+        _Search(step, make, rewritten, step_seconds, plain=plain, plan=plan, room_bytes=room_bytes)
+        for rewritten in recomputable
     ]
     search = searches[0] if len(searches) == 1 else min(searches, key=_Search.outlook)
     candidate, plan = search.run()
@@ -168,8 +168,8 @@ def plan_within(
             candidate, plan = other, alone
     terms = replace(
         terms,
-        least_bytes=min(each.bound.least_bytes for each in searches) + beside_bytes,
-        least_extra_time=_share(min(each.least_extra_seconds for each in searches), step_seconds),
+        least_bytes=min(search.bound.least_bytes for search in searches) + beside_bytes,
+        least_extra_time=_share(min(search.least_extra_seconds for search in searches), step_seconds),
     )
     return candidate, replace(plan, budget=terms)
 

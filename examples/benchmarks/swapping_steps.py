@@ -15,7 +15,7 @@ from budget_steps import planned_step
 from paper_figures.jobs import SMARTPOOL_BATCH, SMARTPOOL_MODELS
 
 from olla_fx.capture import CapturedStep, Mode, Role, StepRequest, capture
-from olla_fx.costs import PROFILES, DeviceProfile, operator_seconds
+from olla_fx.costs import PROFILES, operator_seconds, profile_by_name
 from olla_fx.dataflow import Dataflow, GradientsInBuffer, build_dataflow
 from olla_fx.models import build_model
 from olla_fx.options import Options
@@ -27,8 +27,8 @@ MODELS = SMARTPOOL_MODELS
 
 CIFAR = Path(__file__).parent / "paper_figures" / "models" / "cifar.py"
 
-GTX_1080_TI = DeviceProfile("gtx-1080-ti", {torch.float32: 0.6 * 11.3e12}, 484e9, 5e-6)
-"""The paper's GPU by its maker's figures: 11.3 TFLOP/s, of which large kernels reach 60 %, and 484 GB/s."""
+GTX_1080_TI = replace(profile_by_name("gtx1080ti"), name="gtx-1080-ti")
+"""The paper's GPU, as it is called in the file of figures."""
 
 ITERATION_MS = {
     "resnet18": 359 / 1.83, "resnet34": 684 / 1.85, "resnet50": 993 / 1.88, "resnet101": 2086 / 1.97,

@@ -165,10 +165,13 @@ def _document(plan: Plan, solver: str) -> dict[str, Any]:
         "extra_time": plan.extra_time,
         "extra_time_bound": plan.extra_time_bound,
         "recomputed": plan.recomputed.to_json(),
+        "swapped": plan.swapped.to_json(),
         "changes": [dataclasses.asdict(change) for change in plan.changes],
         "provenance": dataclasses.asdict(plan.provenance),
         "baseline": None if plan.baseline is None else plan.baseline.to_json(),
         "order": list(plan.order),
         "offsets": dict(plan.offsets),
+        "host_bytes": plan.host_bytes,
+        "host_offsets": dict(plan.memory.host_offsets),
         "problem": plan.problem.to_json(),
     }

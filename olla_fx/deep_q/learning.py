@@ -74,7 +74,7 @@ class Settings:
             min(counts) < 1
             or min(self.updates, self.random_games) < 0
             or not self.rate > 0
-            or not all(0 <= each <= 1 for each in shares)
+            or not all(0 <= share <= 1 for share in shares)
         ):
             raise OptionError(f"nothing can be learned like that: {self}")
 
@@ -232,8 +232,8 @@ class Player:
         if share:
             targets = (1 - share) * targets + share * self._by_equation_5(moves)
         before = [move.before for move in moves]
-        found = torch.cat(self._network(self._graph, before, [[move.choice] for move in moves]))
-        loss = F.mse_loss(found, targets)
+        values = torch.cat(self._network(self._graph, before, [[move.choice] for move in moves]))
+        loss = F.mse_loss(values, targets)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -244,6 +244,6 @@ class Player:
         if going_on:
             following = [moves[index].after for index in going_on]
             with torch.no_grad():
-                values = self._network(self._graph, following, [each.choices for each in following])
+                values = self._network(self._graph, following, [after.choices for after in following])
             targets[going_on] += self._settings.decay * torch.stack([value.max() for value in values])
         return targets

@@ -122,8 +122,8 @@ class QNetwork(nn.Module):
         batch = torch.arange(len(observations))
         here = states[torch.tensor([observation.node for observation in observations]), batch]
         whole = torch.cat([states.mean(0) @ self.w5.T, here @ self.w6.T], 1)
-        counts = [len(each) for each in choices]
+        counts = [len(asked_about) for asked_about in choices]
         asked = batch.repeat_interleave(torch.tensor(counts))
-        nodes = torch.tensor([node for each in choices for node in each], dtype=torch.long)
+        nodes = torch.tensor([node for asked_about in choices for node in asked_about], dtype=torch.long)
         joined = torch.cat([whole[asked], states[nodes, asked] @ self.w8.T], 1)
         return list((joined.relu() @ self.w7[0]).split(counts))  # type: ignore[no-untyped-call]

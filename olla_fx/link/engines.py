@@ -28,6 +28,8 @@ from olla_solvers.swapping.transfers import Link
 _PIECE_BYTES = 1 << 18
 """Copied at once by a thread that keeps to the speed of a link."""
 
+_threads = threading.local()
+
 Seconds: TypeAlias = float
 
 
@@ -38,8 +40,12 @@ class CopyUnderWay(Protocol):
         """Let what computes wait for it, any number of times; return for how long the host waited."""
         ...
 
-    def drain(self) -> None:
-        """Wait for it where its result is not needed, so that what it failed of does not matter."""
+    def drain(self) -> bool:
+        """Wait for it where its result is not needed, so that what it failed of does not matter.
+
+        Returns:
+            False if it goes on, since nobody can wait for it here.
+        """
         ...
 
 
@@ -91,6 +97,7 @@ class _ThreadsCopy:
 
     def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
         self.asked_at = time.perf_counter()
+        self._process = os.getpid()
         self.done = threading.Event()
         self.error: Exception | None = None
         self._sides: tuple[torch.Tensor, torch.Tensor] | None = (source, target)
@@ -107,8 +114,12 @@ class _ThreadsCopy:
             raise self.error
         return waited
 
-    def drain(self) -> None:
-        self.done.wait()
+    def drain(self) -> bool:
+        # The collector of garbage may ask for it anywhere: on a thread that copies, which would wait for
+        # itself, or in a forked process, which has no such thread.
+        if not getattr(_threads, "copies", False) and self._process == os.getpid():
+            self.done.wait()
+        return self.done.is_set()
 
     def run(self, begins_at: float, seconds: Seconds) -> None:
         """Copy, so that each piece is there when a link would have brought it."""
@@ -155,6 +166,7 @@ class _CopyingThread:
 
 def _copy_all(copies: queue.SimpleQueue[_ThreadsCopy | None], seconds_of: Callable[[int], Seconds]) -> None:
     """Copy what comes, each when it was asked for or, if that is later, when the one before is done."""
+    _threads.copies = True
     free_at = 0.0
     while (copy := copies.get()) is not None:
         # By the link's time: a thread that was late, since other programs run, catches up.
@@ -207,7 +219,8 @@ class _StreamsCopy:
         self._sides = None
         return 0.0
 
-    def drain(self) -> None:
+    def drain(self) -> bool:
         # The collector of garbage may ask for it, on any thread: the stream is that of the step.
         if self._sides is not None:
             self.wait()
+        return True

@@ -51,7 +51,7 @@ class HostMemory:
             kind = "page-locked memory (pinned, which swapping needs)" if self._is_pinned else "memory"
             raise HostMemoryError(
                 f"the host has no {format_bytes(self.size_bytes)} of {kind} for the arrays that wait there: "
-                f"{str(error).splitlines()[0]}. Swap less, or plan without swapping"
+                f"{str(error).splitlines()[0]}. Swap less, or plan with swap=False"
             ) from error
 
     def give_back(self, buffer: torch.Tensor) -> None:

@@ -97,12 +97,15 @@ class Session:
         self.stalled_seconds += self._in[transfer].wait()
 
     def close(self) -> None:
-        """End the run: no copy is under way afterwards, and the memory on the host serves another run."""
+        """End the run: no copy is under way afterwards, and the memory on the host serves another run.
+
+        A copy that goes on all the same, since nobody can wait for it here, keeps its memory as long as that.
+        """
         buffer, self._buffer = self._buffer, None
         if buffer is not None:
-            for copy in (*self._out.values(), *self._in.values()):
-                copy.drain()
-            self._memory.give_back(buffer)
+            are_over = [copy.drain() for copy in (*self._out.values(), *self._in.values())]
+            if all(are_over):
+                self._memory.give_back(buffer)
 
     def __del__(self) -> None:
         """End a run that was dropped between two phases, unless threads that copy have ended before."""

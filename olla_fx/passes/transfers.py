@@ -114,7 +114,7 @@ def put_in_transfers(
 
 @dataclass
 class _Boundary:
-    """What happens in front of a timestep, in this sequence."""
+    """What happens in front of a timestep, in this sequence; of each kind in that of the stays."""
 
     begins_out: list[fx.Node] = field(default_factory=list)
     waits_out: list[fx.Node] = field(default_factory=list)
@@ -134,12 +134,19 @@ class _Inserter:
         self._graph = graph
         self._operators = operators
         self._timestep = {node: timestep for timestep, node in enumerate(operators)}
-        self._boundaries = [_Boundary() for _ in range(len(operators) + 1)]
+        self._copies: dict[int, tuple[HostStay, fx.Node, fx.Node, fx.Node, fx.Node]] = {}
 
     def sequence(self) -> list[fx.Node]:
         """Return all operators with the inserted ones, in sequence."""
+        boundaries = [_Boundary() for _ in range(len(self._operators) + 1)]
+        for number in sorted(self._copies):
+            stay, host, gone, back, there = self._copies[number]
+            boundaries[stay.out_after + 1].begins_out.append(host)
+            boundaries[stay.gone_before].waits_out.append(gone)
+            boundaries[stay.back_from].begins_in.append(back)
+            boundaries[stay.back_before].waits_in.append(there)
         sequence: list[fx.Node] = []
-        for boundary, node in zip(self._boundaries, self._operators, strict=False):
+        for boundary, node in zip(boundaries, self._operators, strict=False):
             sequence += boundary.begins_out + boundary.waits_out + boundary.begins_in + boundary.waits_in
             sequence.append(node)
         return sequence
@@ -214,10 +221,7 @@ class _Inserter:
         gone = self._call(f"offload_wait_{named}", offload_wait, host, array, number)
         back = self._call(f"reload_{named}", reload, host, number, tensor.dtype, tensor.device)
         there = self._call(f"reload_wait_{named}", reload_wait, back, host, number)
-        self._boundaries[stay.out_after + 1].begins_out.append(host)
-        self._boundaries[stay.gone_before].waits_out.append(gone)
-        self._boundaries[stay.back_from].begins_in.append(back)
-        self._boundaries[stay.back_before].waits_in.append(there)
+        self._copies[number] = stay, host, gone, back, there
         return back
 
     def _call(self, name: str, target: Callable[..., Any], *arguments: Any) -> fx.Node:

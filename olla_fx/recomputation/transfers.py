@@ -102,10 +102,10 @@ class _Arrays:
         result = self._dataflow.produced[array.producer].index(transfer.array)
         name = self._names.get((array.producer, transfer.copy))
         storages = [] if name is None else storages_of(self._nodes[name].meta.get("val"))
-        found = self._by_storage.get(storages[result] or 0) if result < len(storages) else None
-        if found is None:
+        index = self._by_storage.get(storages[result] or 0) if result < len(storages) else None
+        if index is None:
             raise SwapError(f"nothing makes copy {transfer.copy} of array {array.name}")
-        return found
+        return index
 
     def first_access(self, array: int, after: Timestep) -> Timestep:
         """Return the first timestep after another one at which an array is used; the end if there is none."""

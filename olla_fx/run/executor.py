@@ -35,7 +35,6 @@ from olla_fx.arena import (
 from olla_fx.capture import Mode
 from olla_fx.compile import CompiledStep, CompileRequest, plan_captured
 from olla_fx.dataflow import GradientsInBuffer, build_dataflow
-from olla_fx.errors import HostMemoryError, StepModeError
 from olla_fx.link import Session
 from olla_fx.run.host_copies import HostCopies
 from olla_fx.run.memory_errors import buffer_does_not_fit
@@ -377,7 +376,7 @@ class Run:
         self._session: Session | None = None
         try:
             self._session = executor.host_copies.session(self.step)
-        except (HostMemoryError, StepModeError):
+        except BaseException:
             self.release()
             raise
 

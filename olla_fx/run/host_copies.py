@@ -36,8 +36,6 @@ class HostCopies:
             HostMemoryError: if the host has not enough memory.
             StepModeError: within a CUDA graph.
         """
-        if not self._options.may_swap:
-            return None
         if self._step is not step:
             self._step, self._places = step, _places(step)
         if not self._places:

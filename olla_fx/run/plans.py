@@ -171,7 +171,7 @@ class Plans:
             or options.cuda_graph
             or options.accumulation_steps > 1
             or options.memory_budget is not None
-            or options.may_swap
+            or options.asks_to_swap
         )
 
     def _hold(self, call: Call) -> None:

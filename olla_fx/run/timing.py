@@ -17,6 +17,7 @@ from olla_fx.compile import CompiledStep
 from olla_fx.costs import keep_measurements, measure_kinds, operator_seconds, read_measurements
 from olla_fx.dataflow import Dataflow
 from olla_fx.fx_graph import REPEATED
+from olla_fx.link import is_transfer
 from olla_fx.run.recording import OperatorRecord, StepRecord
 
 SHARE_OF_RUN = 0.25
@@ -45,6 +46,8 @@ def can_be_timed(step: CompiledStep) -> bool:
 def extra_time_of(dataflow: Dataflow, order: Sequence[str], seconds: Mapping[int, float]) -> float | None:
     """Return what the repetitions of a run took, as a share of what all other operators took.
 
+    What begins copies to the host and back, and waits for them, is not counted.
+
     Args:
         dataflow: the graph that ran.
         order: operators' names, by timestep.
@@ -54,8 +57,12 @@ def extra_time_of(dataflow: Dataflow, order: Sequence[str], seconds: Mapping[int
         None if the other operators took no time that the clock can tell.
     """
     repeated = {node.name for node in dataflow.operators if node.meta.get(REPEATED)}
-    extra = sum(taken for timestep, taken in seconds.items() if order[timestep] in repeated)
-    others = sum(seconds.values()) - extra
+    copies = {node.name for node in dataflow.operators if is_transfer(node)}
+    extra = others = 0.0
+    for timestep, taken in seconds.items():
+        name = order[timestep]
+        extra += taken if name in repeated else 0.0
+        others += 0.0 if name in repeated or name in copies else taken
     return extra / others if others > 0 else None
 
 

@@ -92,8 +92,9 @@ def test_swapping_goes_with_neither_cuda_graphs_nor_a_budget():
     for other in ({"cuda_graph": True}, {"memory_budget": 0.7}):
         with pytest.raises(OptionError, match=r"leave .* out|Leave one of them out"):
             Options(swap=swapping(), **other)
-    with pytest.raises(OptionError, match="swap is True, False or 'auto', not 'maybe'"):
-        Options(swap="maybe")
+    for swap in ("maybe", 1, 0, None):
+        with pytest.raises(OptionError, match=f"swap is True, False or 'auto', not {swap!r}"):
+            Options(swap=swap, memory_budget=0.5)
     with pytest.raises(OptionError, match="swap=True says how a memory budget may be kept"):
         Options(swap=True)
     with pytest.raises(OptionError, match="link says how fast arrays are swapped"):

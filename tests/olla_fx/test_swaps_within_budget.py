@@ -7,10 +7,13 @@ import torch
 from torch import nn
 
 import olla_fx
+from olla_fx import compile as pipeline
+from olla_fx import disk_cache
 from olla_fx.errors import SwapError
 from tests.olla_fx.harness import OwnLoop, WholeStep, assert_served
 from tests.olla_fx.helpers import MOMENTUM
 from tests.olla_fx.recomputation.models import MODELS
+from tests.olla_fx.test_within_budget import measured_peak
 
 LINK = "2GB/s"
 
@@ -30,6 +33,21 @@ def test_a_whole_step_within_a_budget(name):
     assert plan.swapped.arrays
     assert plan.host_bytes
     assert plan.needed_bytes <= plan.memory_budget_bytes
+    assert measured_peak(lambda: pair.step(*batches(1)[0])) <= plan.memory_budget_bytes
+
+
+@pytest.mark.filterwarnings("ignore:no plan within the memory budget")
+def test_what_is_told_is_of_the_last_choice(tmp_path, monkeypatch):
+    """As of what is computed again: by the seconds that were measured before it."""
+    monkeypatch.setenv(disk_cache.FOLDER_VARIABLE, str(tmp_path))
+    # Whether another choice gives the same graph depends on the machine.
+    monkeypatch.setattr(pipeline, "is_same_graph", lambda one, other: True)
+    model, batches, options = stated("residual")
+    pair = WholeStep(model, MOMENTUM, batches(1)[0], runs_to_settle=4, **options).run(batches(2))
+    plan = pair.step.plan
+    assert plan.swapped.arrays
+    assert "measured here" in plan.recomputed.costs
+    assert plan.swapped.costs == plan.recomputed.costs
 
 
 def test_an_own_loop_within_a_budget():

@@ -45,6 +45,9 @@ ROUNDS = 4
 LEAST_GAIN = 0.01
 """Share by which a round must raise the bound for another one to follow."""
 
+FASTEST = 1e30
+"""Bytes in a second for a direction that takes no time, with which nothing could be counted."""
+
 HALVINGS = 60
 """Steps of the bisection that solves an inequality."""
 
@@ -75,7 +78,8 @@ class BoundsWithHost(Bounds):
     def __init__(self, instance: Instance, link: Link) -> None:
         """Count the seconds that must lie before and after each operator."""
         super().__init__(instance)
-        self._link = link
+        self._out_speed = min(link.out_bytes_per_second, FASTEST)
+        self._in_speed = min(link.in_bytes_per_second, FASTEST)
         self._spans: dict[OperatorIndex, tuple[Seconds, Seconds]] = {}
         self._extra_seconds = 0.0
         self._forced: dict[OperatorIndex, Seconds] = {}
@@ -111,7 +115,7 @@ class BoundsWithHost(Bounds):
         before, after = self._seconds_around(operator)
         problem = self._instance.problem
         total = problem.step_seconds + extra_seconds - problem.seconds[operator]
-        out_speed, in_speed = self._link.out_bytes_per_second, self._link.in_bytes_per_second
+        out_speed, in_speed = self._out_speed, self._in_speed
         earliest, latest = before, max(before, total - after)
         # Where both directions carry the same, or as near to that as b can be.
         best = min(max(total * (in_speed / (out_speed + in_speed)), earliest), latest)
@@ -133,7 +137,7 @@ class BoundsWithHost(Bounds):
         """Return the least seconds with which so many bytes can be away at an operator's first run."""
         if self.host_bytes(operator, 0.0) >= host_bytes:
             return 0.0
-        speed = min(self._link.out_bytes_per_second, self._link.in_bytes_per_second)
+        speed = min(self._out_speed, self._in_speed)
         low, high = 0.0, 2 * host_bytes / speed
         for _ in range(HALVINGS):
             middle = (low + high) / 2

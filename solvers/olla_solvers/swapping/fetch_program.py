@@ -85,7 +85,7 @@ class FetchProgram(RetentionProgram):
         ]
         # The first execution at a place or after it.
         timestep = [0, *accumulate(ran)]
-        found: list[tuple[float, Transfer]] = []
+        by_copy_in: list[tuple[Seconds, Transfer]] = []
         for array, stay in self._stays.items():
             away = [place for place, column in stay.away.items() if values[column] > 0.5]
             if not away:
@@ -99,8 +99,8 @@ class FetchProgram(RetentionProgram):
             out_after, back_before = timestep[before[-1]], timestep[after[0]]
             copy = _copy(self._instance, executions[back_before], array)
             transfer = Transfer(out_after, max(gone, out_after + 1), back, back_before, array, copy)
-            found.append((values[stay.in_start[0]], transfer))
-        return _in_sequence(found)
+            by_copy_in.append((values[stay.in_start[0]], transfer))
+        return _in_sequence(by_copy_in)
 
     def _count_cost(self) -> None:
         """Count the seconds up to the end of the last run."""
@@ -283,11 +283,11 @@ def _copy(instance: Instance, execution: Execution, array: ArrayIndex) -> int:
     return dict(versions_read(instance, execution)).get(array, execution.copy)
 
 
-def _in_sequence(found: list[tuple[Seconds, Transfer]]) -> list[Transfer]:
+def _in_sequence(by_copy_in: list[tuple[Seconds, Transfer]]) -> list[Transfer]:
     """Return transfers in the sequence of their copies in, which are asked for in that sequence, too."""
     result: list[Transfer] = []
     latest: Timestep = 0
-    for _, transfer in sorted(found):
+    for _, transfer in sorted(by_copy_in):
         latest = max(latest, transfer.back_from)
         back = min(latest, transfer.back_before)
         result.append(

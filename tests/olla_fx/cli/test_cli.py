@@ -122,6 +122,18 @@ def test_a_memory_budget(tmp_path: Path, factory_file: Path, capsys: pytest.Capt
     assert "memory_budget is bytes above 0" in capsys.readouterr().err
 
 
+def test_a_link_to_the_host(tmp_path: Path, factory_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ("--model", "torchvision:resnet18", "--image-size", "64", "--batch-size", "32", "--no-baseline")
+    budget = ("--device-profile", "a100", "--memory-budget", "40MiB")
+    planned = plan_json(tmp_path, *model, *budget, "--link", "64GB/s")
+    assert "swapped to the host" in capsys.readouterr().out
+    arrays = planned["swapped"]["arrays"]
+    assert len(planned["host_offsets"]) == len(arrays) > 0
+    assert 0 < planned["host_bytes"] <= sum(array["size_bytes"] for array in arrays) + 64 * len(arrays)
+    assert cli.main(["plan", "--model", f"{factory_file}:mlp", "--link", "64GB/s"]) == 2
+    assert "which is done within a memory_budget: give that" in capsys.readouterr().err
+
+
 def test_inference_needs_less_than_training(tmp_path: Path) -> None:
     model = ("--model", "torchvision:resnet18", "--image-size", "64", "--no-baseline")
     inference = plan_json(tmp_path, *model, "--inference")

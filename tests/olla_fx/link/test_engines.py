@@ -86,6 +86,36 @@ def test_sessions_that_are_dropped_end():
     assert torch.equal(buffer.view(torch.float32), torch.ones(SIZE // 4))
 
 
+def test_a_session_that_is_dropped_by_a_thread_that_copies_waits_for_nothing():
+    """The collector of garbage runs on any thread; one that copies would wait for itself."""
+    memory, engines = HostMemory(SIZE, CPU), engines_for(CPU, FAST)
+    session, is_asked = Session(memory, engines, {0: (0, SIZE)}), threading.Event()
+
+    class Collecting(torch.Tensor):
+        def data_ptr(self):
+            is_asked.wait()
+            session.close()
+            return super().data_ptr()
+
+    first = engines.begin_out(bytes_of_ones().as_subclass(Collecting), torch.empty(SIZE, dtype=torch.uint8))
+    host = session.offload(0, torch.ones(SIZE // 4))
+    is_asked.set()
+    assert first.done.wait(10)
+    # The copy goes on, and nobody else gets its memory.
+    assert memory.take().data_ptr() != host.data_ptr()
+    engines.begin_out(bytes_of_ones(), torch.empty(SIZE, dtype=torch.uint8)).wait()
+    assert torch.equal(host.view(torch.float32), torch.ones(SIZE // 4))
+
+
+def test_a_forked_process_does_not_wait_for_threads_that_it_does_not_have(monkeypatch):
+    engines = engines_for(CPU, Link(1e6, 1e6))
+    copy = engines.begin_out(bytes_of_ones(), torch.empty(SIZE, dtype=torch.uint8))
+    with monkeypatch.context() as patch:
+        patch.setattr("olla_fx.link.engines.os.getpid", lambda: -1)
+        assert not copy.drain()
+    assert copy.drain()
+
+
 def test_sessions_belong_to_threads():
     memory, engines = HostMemory(SIZE, CPU), engines_for(CPU, FAST)
     session = Session(memory, engines, {0: (0, SIZE)})

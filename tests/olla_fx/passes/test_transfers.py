@@ -1,5 +1,7 @@
 """The graph with transfers: where they stand, who reads what, and what is refused."""
 
+import random
+
 import pytest
 import torch
 from torch import nn
@@ -52,6 +54,22 @@ def test_transfers_stand_at_their_boundaries(step):
         offload_wait: sorted(each.gone_before for each in chosen),
         reload: sorted(each.back_from for each in chosen),
         reload_wait: sorted(each.back_before for each in chosen),
+    }
+
+
+def test_copies_that_begin_together_come_in_the_sequence_of_the_transfers(step):
+    dataflow, stated = step
+    chosen = all_that_can(stated)
+    random.Random(0).shuffle(chosen)
+    assert len({each.array for each in chosen}) < len(chosen)
+    begins, timestep = {offload: [], reload: []}, 0
+    for node in with_transfers(dataflow, stated, chosen).operators:
+        if node.target in begins:
+            begins[node.target].append((timestep, node.args[1]))
+        timestep += not is_transfer(node)
+    assert begins == {
+        offload: sorted((each.out_after + 1, number) for number, each in enumerate(chosen)),
+        reload: sorted((each.back_from, number) for number, each in enumerate(chosen)),
     }
 
 

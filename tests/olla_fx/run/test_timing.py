@@ -4,10 +4,15 @@ import pytest
 import torch
 
 from olla_fx import disk_cache
-from olla_fx.costs import measure_kinds, read_measurements
+from olla_fx.costs import measure_kinds, operator_seconds, read_measurements
+from olla_fx.fx_graph import REPEATED
+from olla_fx.link import is_transfer
 from olla_fx.run import timing
+from olla_fx.swapping import swap_problem, with_transfers
+from olla_solvers.order import order_quickly
 from tests.olla_fx.harness import OwnLoop, WholeStep
-from tests.olla_fx.helpers import ADAMW, SmallNet, images
+from tests.olla_fx.helpers import ADAMW, SmallNet, captured_training, front, images, mlp, vectors
+from tests.olla_fx.transfers import FAST, all_that_can
 
 CPU = torch.device("cpu")
 
@@ -83,3 +88,16 @@ def test_where_nothing_is_kept_nothing_is_measured(asked):
     for batch in images(2):
         step.train(batch)
     assert not asked
+
+
+def test_waiting_for_copies_is_not_taken_for_computing():
+    dataflow = front(captured_training(mlp(), vectors(1)[0]))
+    order = order_quickly(dataflow.problem).order
+    stated = swap_problem(dataflow, order, operator_seconds(dataflow), FAST)
+    swapped = with_transfers(dataflow, stated, all_that_can(stated))
+    computing = [node for node in swapped.operators if not is_transfer(node)]
+    assert len(computing) < len(swapped.operators)
+    computing[-1].meta[REPEATED] = True
+    names = [node.name for node in swapped.operators]
+    seconds = dict.fromkeys(range(len(names)), 1.0)
+    assert timing.extra_time_of(swapped, names, seconds) == 1 / (len(computing) - 1)

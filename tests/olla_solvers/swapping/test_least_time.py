@@ -135,6 +135,16 @@ def test_a_budget_below_one_operator_is_impossible_with_any_link():
     assert answer.gap_seconds == math.inf
 
 
+@pytest.mark.parametrize("link", [Link(math.inf, math.inf), Link(1.0, math.inf), Link(math.inf, 1.0)])
+def test_a_link_may_take_no_time(link):
+    problem = chain(20)
+    answer = least_time_with_swaps(problem, plain_peak(problem) // 2, link)
+    assert answer.is_met
+    assert answer.bound.extra_seconds <= answer.extra_seconds
+    if link == Link(math.inf, math.inf):
+        assert answer.extra_seconds == 0
+
+
 def test_a_link_that_is_too_slow_changes_nothing():
     problem = chain(40)
     budget = int(0.6 * plain_peak(problem))

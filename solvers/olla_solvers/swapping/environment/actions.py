@@ -77,10 +77,10 @@ def actions_of(
         (operation.kind, operation.array, operation.position): node
         for node, operation in enumerate(operations)
     }
-    found = [*_copies(instance, operations, nodes, link)]
+    actions = [*_copies(instance, operations, nodes, link)]
     if recompute:
-        found += _removals(instance, operations, nodes)
-    return tuple(sorted(found, key=lambda action: action.node))
+        actions += _removals(instance, operations, nodes)
+    return tuple(sorted(actions, key=lambda action: action.node))
 
 
 _Nodes = dict[tuple[OperationKind, ArrayIndex, Timestep], int]

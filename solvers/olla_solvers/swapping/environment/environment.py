@@ -213,7 +213,7 @@ class Environment:
         recomputation = self._layouts.evaluator.recomputation(
             removed_states(self._instance, (self.actions[node].unit for node in game.removed))
         )
-        resident = [int(each) for each in game.layout.resident_bytes]
+        resident = game.layout.resident_bytes.tolist()
         return swapped_step(self.problem, recomputation, resident, game.timetable.transfers, self.link)
 
     def _new_game(self) -> _Game:

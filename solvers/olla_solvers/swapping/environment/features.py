@@ -33,7 +33,7 @@ def time_unit(actions: Sequence[Action]) -> Seconds:
     """Return the seconds that count as 1: of copying what an action stands for, or of making it again."""
     copies = [action.copy_seconds for action in actions if not action.is_removal]
     removals = [action.again_seconds for action in actions if action.is_removal]
-    seconds = [each for each in copies or removals if each > 0]
+    seconds = [taken for taken in copies or removals if taken > 0]
     return sum(seconds) / len(seconds) if seconds else 1.0
 
 

@@ -102,12 +102,12 @@ class Layouts:
             The end of the sequence if it is not accessed any more.
         """
         problem = self._instance.problem
-        item = problem.problem.arrays[array]
+        made = problem.problem.arrays[array]
         began, end = layout.timestep_of[after], len(layout.seconds)
-        users: Iterable[OperatorIndex] = item.consumers
-        if self._instance.units.of_array[array] in layout.repeated and item.producer is not None:
+        users: Iterable[OperatorIndex] = made.consumers
+        if self._instance.units.of_array[array] in layout.repeated and made.producer is not None:
             # What comes later reads a repetition.
-            phase = problem.phases[item.producer]
+            phase = problem.phases[made.producer]
             own = [self._position[user] for user in users if problem.phases[user] == phase]
             return min((layout.timestep_of[place] for place in own if place > after), default=end)
         runs = (timestep for user in users for timestep in layout.runs_of[user])

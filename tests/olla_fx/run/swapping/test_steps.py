@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +12,13 @@ from torch import nn
 import olla_fx
 from olla_fx import link
 from olla_fx.eager.baseline import baseline_from_events
+from olla_fx.errors import HostMemoryError
 from olla_fx.models.vision import import_torchvision
 from olla_fx.step_plan import Plan
+from olla_solvers.swapping.autoswap.planner import AutoSwap
+from olla_solvers.swapping.autoswap.scores import Score
+from olla_solvers.swapping.autoswap.weights import only
+from olla_solvers.swapping.timed_step import TimedStep
 from tests.olla_fx.comparisons import assert_same
 from tests.olla_fx.harness import CompiledLoop, OwnLoop, WholeStep, assert_served, check_inference
 from tests.olla_fx.helpers import ADAMW, MOMENTUM, images, mlp, sgd, vectors
@@ -81,6 +87,26 @@ def test_other_distances(choose):
     loop = WholeStep(deep(), ADAMW, vectors(1, width=32)[0], swap=swapping(SLOW, choose))
     loop.run(vectors(4, width=32))
     assert_swapped(loop.step)
+
+
+def by_autoswap(stated):
+    """Choose as AutoSwap does, what may wait within a step."""
+    step = TimedStep(stated.problem, stated.order, stated.seconds)
+    planner = AutoSwap.of(step, stated.link, least_bytes=1)
+    transfers = planner.plan(int(0.8 * step.peak_bytes), only(Score.SUBMODULAR)).transfers
+    return [
+        transfer
+        for transfer in transfers
+        if transfer.array in stated.may_wait and transfer.back_before < step.length
+    ]
+
+
+def test_plans_of_autoswap_can_be_carried_out():
+    batches = vectors(4, batch=512, width=32)
+    torch.manual_seed(0)
+    loop = WholeStep(deep(), sgd, batches[0], recompute=0, swap=swapping(SLOW, by_autoswap)).run(batches)
+    assert_swapped(loop.step)
+    assert loop.step.plan.swapped.saved_bytes > 0
 
 
 def test_inference():
@@ -220,6 +246,24 @@ def test_an_error_of_a_copy_reaches_the_caller(monkeypatch):
     loop.run(batches)
 
 
+@pytest.mark.parametrize("kind", [WholeStep, OwnLoop])
+def test_a_host_without_memory_is_told_and_the_step_goes_on_when_there_is_some(kind, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("not enough memory")
+
+    batches = vectors(4, width=32)
+    torch.manual_seed(0)
+    example = (deep(), sgd, batches[0]) if kind is WholeStep else (deep(), batches[0][0])
+    loop = kind(*example, swap=swapping())
+    inputs = batches[0] if kind is WholeStep else batches[0][:1]
+    with monkeypatch.context() as patch:
+        patch.setattr("olla_fx.link.host_memory.torch", SimpleNamespace(empty=fail, uint8=torch.uint8))
+        with pytest.raises(HostMemoryError, match=r"of memory for the arrays that wait there: not enough"):
+            loop.step(*inputs)
+    loop.run(batches)
+    assert_swapped(loop.step)
+
+
 def test_threads_end_with_the_plan():
     before = set(threading.enumerate())
     loop = WholeStep(deep(), sgd, vectors(1, width=32)[0], swap=swapping()).run(vectors(3, width=32))
@@ -241,6 +285,8 @@ def test_plans_are_told_written_and_kept(tmp_path, monkeypatch):
     assert rows["swapped to the host"].startswith(f"{len(plan.swapped.arrays)} arrays, peak ")
     assert "0.2 GB/s" in rows["copied out and in"]
     assert rows["stalls for it, predicted"] != "0.00% of the step"
+    # In the sequence that it has, which is fixed.
+    assert rows["smallest peak of these operators"] == "yes, proven"
     assert Plan.from_json(plan.to_json()).to_json() == plan.to_json()
     again = WholeStep(deep(), sgd, batches[0], swap=swapping(SLOW)).run(batches)
     assert again.step.plan.host_bytes == plan.host_bytes
