@@ -149,4 +149,4 @@ def test_the_smallest_budget_within_extra_time_is_searched_by_halves():
     assert swapping.least_within(0.4, 100, plan) == 59
     assert swapping.least_within(1.0, 100, plan) == 29
     assert swapping.least_within(-1.0, 100, plan) is None
-    assert len(asked) <= 3 * 7
+    assert len(asked) <= 3 * 8
