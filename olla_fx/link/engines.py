@@ -41,7 +41,7 @@ class CopyUnderWay(Protocol):
         ...
 
     def drain(self) -> bool:
-        """Wait for it where its result is not needed, so that what it failed of does not matter.
+        """Wait until it uses neither side; what it brings is not needed, so that it may stop half way.
 
         Returns:
             False if it goes on, since nobody can wait for it here.
@@ -100,8 +100,9 @@ class _ThreadsCopy:
         self._process = os.getpid()
         self.done = threading.Event()
         self.error: Exception | None = None
-        self._sides: tuple[torch.Tensor, torch.Tensor] | None = (source, target)
         self.size_bytes = source.numel()
+        self._is_given_up = threading.Event()
+        self._sides: tuple[torch.Tensor, torch.Tensor] | None = (source, target)
 
     def wait(self) -> Seconds:
         if not self.done.is_set():
@@ -118,29 +119,39 @@ class _ThreadsCopy:
         # The collector of garbage may ask for it anywhere: on a thread that copies, which would wait for
         # itself, or in a forked process, which has no such thread.
         if not getattr(_threads, "copies", False) and self._process == os.getpid():
+            self._is_given_up.set()
             self.done.wait()
         return self.done.is_set()
 
-    def run(self, begins_at: float, seconds: Seconds) -> None:
-        """Copy, so that each piece is there when a link would have brought it."""
+    def run(self, begins_at: float, seconds: Seconds) -> float:
+        """Copy, so that each piece is there when a link would have brought it; return when that is free."""
         try:
             if self._sides is not None:
                 source, target = (side.data_ptr() for side in self._sides)
-                _copy_at_speed(source, target, self.size_bytes, begins_at, seconds)
+                _copy_at_speed(source, target, self.size_bytes, begins_at, seconds, self._is_given_up)
         except Exception as error:
             self.error = error
         finally:
             # Before it is known to be done: whoever waits for it frees the memory.
             self._sides = None
             self.done.set()
+        ends_at = begins_at + seconds
+        return min(ends_at, time.perf_counter()) if self._is_given_up.is_set() else ends_at
 
 
-def _copy_at_speed(source: int, target: int, size_bytes: int, begins_at: float, seconds: Seconds) -> None:
+def _copy_at_speed(
+    source: int,
+    target: int,
+    size_bytes: int,
+    begins_at: float,
+    seconds: Seconds,
+    is_given_up: threading.Event,
+) -> None:
     for start in range(0, size_bytes, _PIECE_BYTES):
         end = min(start + _PIECE_BYTES, size_bytes)
         early = begins_at + seconds * end / size_bytes - time.perf_counter()
-        if early > 0:
-            time.sleep(early)
+        if is_given_up.wait(early) if early > 0 else is_given_up.is_set():
+            return
         ctypes.memmove(target + start, source + start, end - start)
 
 
@@ -171,8 +182,7 @@ def _copy_all(copies: queue.SimpleQueue[_ThreadsCopy | None], seconds_of: Callab
     while (copy := copies.get()) is not None:
         # By the link's time: a thread that was late, since other programs run, catches up.
         begins_at, seconds = max(copy.asked_at, free_at), seconds_of(copy.size_bytes)
-        copy.run(begins_at, seconds)
-        free_at = begins_at + seconds
+        free_at = copy.run(begins_at, seconds)
 
 
 class _Streams:

@@ -46,7 +46,7 @@ class HostMemory:
         with contextlib.suppress(IndexError):
             return self._idle.pop()
         try:
-            return torch.empty(self.size_bytes, dtype=torch.uint8, pin_memory=self._is_pinned)
+            return torch.empty(self.size_bytes, dtype=torch.uint8, device="cpu", pin_memory=self._is_pinned)
         except RuntimeError as error:
             kind = "page-locked memory (pinned, which swapping needs)" if self._is_pinned else "memory"
             raise HostMemoryError(

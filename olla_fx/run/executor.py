@@ -472,10 +472,13 @@ class Run:
     def release(self) -> None:
         """Give the buffer back, and the host's."""
         self.arena = None  # which would keep its memory
-        if self._session is not None:
-            self._session.close()
-        if self._lease is not None:
-            self._lease.release()
+        try:
+            if self._session is not None:
+                self._session.close()
+        finally:
+            # Closing waits, and may be interrupted.
+            if self._lease is not None:
+                self._lease.release()
 
 
 def _held_range(step: CompiledStep | None) -> tuple[int, int]:

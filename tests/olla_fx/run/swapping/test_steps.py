@@ -231,6 +231,24 @@ def test_an_error_in_the_middle_of_a_step_leaves_it_usable():
     assert_served(loop.step)
 
 
+def test_an_interrupt_while_an_interrupted_step_ends_leaves_it_usable(monkeypatch):
+    batches = vectors(4, width=32)
+    torch.manual_seed(0)
+    loop = WholeStep(deep(), sgd, batches[0], swap=swapping()).run(batches)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("olla_fx.link.session.Session.wait_out", interrupt)
+        patch.setattr("olla_fx.link.engines._ThreadsCopy.drain", interrupt)
+        with pytest.raises(KeyboardInterrupt) as kept:  # with its frames, as a notebook keeps the last one
+            loop.step(*batches[0])
+    assert not loop.step.stats.is_busy
+    del kept
+    loop.step(*batches[0])
+
+
 def test_an_error_of_a_copy_reaches_the_caller(monkeypatch):
     batches = vectors(4, width=32)
     torch.manual_seed(0)
