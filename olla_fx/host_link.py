@@ -10,6 +10,7 @@ from olla_fx.byte_units import UNITS
 from olla_solvers.errors import OptionError
 from olla_solvers.swapping.transfers import Link
 
+_BITS = re.compile(r"[KMGT]i?b")
 _TEXT = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]+)\s*/\s*s\s*", re.IGNORECASE)
 
 
@@ -37,7 +38,8 @@ def _bytes_per_second(direction: Any, given: object) -> float:
     speed = float(direction) if is_number else 0.0
     if isinstance(direction, str):
         match = _TEXT.fullmatch(direction)
-        if match is not None:
+        # Links of networks are told in bits: a gigabit in a second is "Gb/s".
+        if match is not None and not _BITS.fullmatch(match[2]):
             speed = float(match[1]) * UNITS.get(match[2].lower(), 0)
     if not 0 < speed < math.inf:
         raise _malformed(given)
@@ -46,6 +48,6 @@ def _bytes_per_second(direction: Any, given: object) -> float:
 
 def _malformed(given: object) -> OptionError:
     return OptionError(
-        "link is bytes in a second (16e9), text with a unit ('16GB/s'), or a pair of these, to the host and "
-        f"back, not {given!r}"
+        "link is bytes in a second (16e9), text with a unit of bytes ('16GB/s'), or a pair of these, to the "
+        f"host and back, not {given!r}"
     )

@@ -20,7 +20,8 @@ def test_what_users_say(given, out, back):
 
 
 @pytest.mark.parametrize(
-    "given", ["16GB", "fast", 0, -1.0, True, (1.0,), (1.0, 2.0, 3.0), float("inf"), "GB/s"]
+    "given",
+    ["16GB", "fast", 0, -1.0, True, (1.0,), (1.0, 2.0, 3.0), float("inf"), "GB/s", "16Gb/s", "128Gbit/s"],
 )
 def test_what_makes_no_sense(given):
     with pytest.raises(OptionError, match="link is bytes in a second"):
