@@ -70,6 +70,7 @@ def optimize(
             are untouched.
         BudgetError: if no plan within the memory budget is found.
         OptionError: if an option is unknown or its value makes no sense.
+        SwapError: if ``swap=True`` is given where there is no link to measure.
         SolverUnavailableError: if the solver is unknown or not installed.
     """
     request = _request(model, example_input, loss_fn, optimizer, changed_options(options, changes))
@@ -111,6 +112,7 @@ def plan(
         CaptureError: if the step cannot be captured.
         BudgetError: if no plan within the memory budget is found.
         OptionError: if an option is unknown or its value makes no sense.
+        SwapError: if ``swap=True`` is given where there is no link to measure.
         SolverUnavailableError: if the solver is unknown or not installed.
     """
     request = _request(model, example_input, loss_fn, optimizer, changed_options(options, changes))

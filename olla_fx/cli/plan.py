@@ -166,6 +166,7 @@ def _document(plan: Plan, solver: str) -> dict[str, Any]:
         "extra_time_bound": plan.extra_time_bound,
         "recomputed": plan.recomputed.to_json(),
         "swapped": plan.swapped.to_json(),
+        "host_bytes": plan.host_bytes,
         "changes": [dataclasses.asdict(change) for change in plan.changes],
         "provenance": dataclasses.asdict(plan.provenance),
         "baseline": None if plan.baseline is None else plan.baseline.to_json(),

@@ -16,7 +16,11 @@ def test_public_exceptions_are_among_them():
     public = {name: getattr(olla_fx, name) for name in olla_fx.__all__}
     raised = {name for name, kind in public.items() if isinstance(kind, type) and issubclass(kind, Exception)}
     of_solvers = {"OptionError", "SolverUnavailableError"}
-    assert {"ArenaBusyError", "ArenaUnavailableError"} <= raised <= {*errors.__all__, *of_solvers}
+    assert (
+        {"ArenaBusyError", "ArenaUnavailableError", "HostMemoryError", "SwapError"}
+        <= raised
+        <= {*errors.__all__, *of_solvers}
+    )
     assert all(issubclass(public[name], OllaError) for name in raised)
 
 

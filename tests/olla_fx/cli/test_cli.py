@@ -111,6 +111,11 @@ def test_a_memory_budget(tmp_path: Path, factory_file: Path, capsys: pytest.Capt
     assert planned["needed_bytes"] <= planned["memory_budget_bytes"] == 40 << 20
     assert 0 < planned["extra_time_bound"] <= planned["extra_time"]
     assert "memory budget for buffer, outputs" in capsys.readouterr().out
+    assert not planned["swapped"]["arrays"]
+    swapped = plan_json(tmp_path, *model, *device, "--memory-budget", "40MiB", "--link", "100GB/s")
+    assert swapped["extra_time"] < planned["extra_time"]
+    assert swapped["swapped"]["arrays"]
+    assert swapped["host_bytes"]
     static = plan_json(
         tmp_path, *model, *device, "--memory-budget", "1GiB", "--memory-budget-includes", "static"
     )
