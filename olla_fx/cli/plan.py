@@ -172,7 +172,6 @@ def _document(plan: Plan, solver: str) -> dict[str, Any]:
         "baseline": None if plan.baseline is None else plan.baseline.to_json(),
         "order": list(plan.order),
         "offsets": dict(plan.offsets),
-        "host_bytes": plan.host_bytes,
         "host_offsets": dict(plan.memory.host_offsets),
         "problem": plan.problem.to_json(),
     }
