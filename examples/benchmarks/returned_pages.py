@@ -32,7 +32,7 @@ from process_memory import MIB, SETTINGS
 from processes import run_apart
 
 from olla_fx.fx_graph import end_of_backward, forward_backward_boundary
-from olla_fx.run.executor import Run
+from olla_fx.run.planned_run import PlannedRun
 from olla_solvers.analysis import lifetimes
 
 MOMENTS = ("none", "forward", "both")
@@ -101,21 +101,21 @@ def _measure(case: str, moment: str, steps: int) -> dict[str, Any]:
 
 def _return_pages(*, backward_too: bool) -> None:
     """Let all runs of this process return pages from now on."""
-    run_phase: Any = Run.run_phase
-    release: Any = Run.release
+    run_phase: Any = PlannedRun.run_phase
+    release: Any = PlannedRun.release
 
-    def run_and_return(run: Run, index: int, arguments: Any, *, last: bool = True) -> Any:
+    def run_and_return(run: PlannedRun, index: int, arguments: Any, *, last: bool = True) -> Any:
         results = run_phase(run, index, arguments, last=last)
         if not index and not last and run.arena is not None:
             _return_idle(run, forward_backward_boundary)
         return results
 
-    def return_and_release(run: Run) -> None:
+    def return_and_release(run: PlannedRun) -> None:
         if backward_too and run.arena is not None:
             _return_idle(run, end_of_backward)
         release(run)
 
-    Run.run_phase, Run.release = run_and_return, return_and_release  # type: ignore[method-assign]
+    PlannedRun.run_phase, PlannedRun.release = run_and_return, return_and_release  # type: ignore[method-assign]
 
 
 @cache
@@ -125,7 +125,7 @@ def _madvise() -> Any:
     return function
 
 
-def _return_idle(run: Run, marker: object) -> None:
+def _return_idle(run: PlannedRun, marker: object) -> None:
     """Return the pages of a run's part of the buffer in which nothing is alive at an operator."""
     global _returned_bytes
     claim = None if run._lease is None else run._lease._claim

@@ -33,7 +33,8 @@ from olla_fx.link import is_transfer, waits_for
 from olla_fx.models.vision import import_torchvision
 from olla_fx.report import format_table
 from olla_fx.run import recording
-from olla_fx.run.executor import Executor, Run
+from olla_fx.run.executor import Executor
+from olla_fx.run.planned_run import PlannedRun
 from olla_fx.swap_request import SwapProblem, SwapRequest
 from olla_solvers.analysis import timesteps
 from olla_solvers.swapping.simulate import simulate
@@ -214,10 +215,10 @@ class Clock:
 
 def timed_runs(step: Any, batch: tuple[torch.Tensor, ...], rounds: int) -> list[TimedRun]:
     """Run steps whose operators are timed by the clock."""
-    started: list[Run] = []
+    started: list[PlannedRun] = []
     start = Executor.start
 
-    def start_timed(self: Executor, *arguments: Any) -> Run:
+    def start_timed(self: Executor, *arguments: Any) -> PlannedRun:
         run = start(self, *arguments)
         run.timed = True
         started.append(run)
@@ -235,7 +236,7 @@ def timed_runs(step: Any, batch: tuple[torch.Tensor, ...], rounds: int) -> list[
     return runs
 
 
-def timed_run(run: Run, clock: Clock) -> TimedRun:
+def timed_run(run: PlannedRun, clock: Clock) -> TimedRun:
     """Return what a run's clock has shown."""
     nodes = {node.name: node for node in run.step.dataflow.operators}
     executed = clock.readings[-1] - clock.readings[0]

@@ -20,9 +20,9 @@ from olla_fx import torch_compat
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.errors import BackwardError
 from olla_fx.run.copies import copies_of
-from olla_fx.run.executor import Run
 from olla_fx.run.gradients import GradientEdges, Gradients
 from olla_fx.run.plan_cache import Strides
+from olla_fx.run.planned_run import PlannedRun
 
 NoteBackward = Callable[[Strides, GradientsInBuffer], None]
 """Told by a backward the tangents' element strides, and which gradients could have been in the buffer."""
@@ -36,7 +36,7 @@ class Pass:
         wanted: indices of the placeholders that want a gradient.
     """
 
-    def __init__(self, run: Run, values: Sequence[Any], note_backward: NoteBackward) -> None:
+    def __init__(self, run: PlannedRun, values: Sequence[Any], note_backward: NoteBackward) -> None:
         """Prepare a pass.
 
         Args:
@@ -46,7 +46,7 @@ class Pass:
         """
         self._captured = run.step.captured
         self.differentiable_outputs = self._captured.differentiable
-        self._run: Run | None = run
+        self._run: PlannedRun | None = run
         self._values = values
         self._note_backward = note_backward
         self._kept: Any = []
@@ -146,7 +146,7 @@ class Pass:
             self._edges.end()
             run.release()
 
-    def _running(self) -> Run:
+    def _running(self) -> PlannedRun:
         if self._run is None:
             raise BackwardError(
                 "backward was called a second time on one forward, whose activations are gone. All outputs "

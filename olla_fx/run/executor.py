@@ -1,4 +1,4 @@
-"""Runs one compiled step: a run is recorded, later ones are served from one buffer.
+"""Keeps the plan of one step in force: a run is recorded, later ones are served from one buffer.
 
 The first plan knows arrays only. Its run is a real step in planned order on the stock allocator, which needs
 no more than its peak at any time, and records every request. The step is then planned again with the
@@ -13,44 +13,25 @@ workspaces), and try out algorithms (cuDNN in benchmark mode), which no later ru
 from __future__ import annotations
 
 import functools
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
-
-import torch
 
 from olla_fx import torch_compat
-from olla_fx.arena import (
-    Arena,
-    Binding,
-    Buffer,
-    LeftGradients,
-    PlannedRequest,
-    RecordedRequest,
-    RunCounts,
-)
+from olla_fx.arena import Arena, Binding, Buffer, PlannedRequest, RunCounts
 from olla_fx.capture import Mode
 from olla_fx.compile import CompiledStep, CompileRequest, plan_captured
 from olla_fx.dataflow import GradientsInBuffer, build_dataflow
-from olla_fx.link import Session
 from olla_fx.run.host_copies import HostCopies
 from olla_fx.run.memory_errors import buffer_does_not_fit
-from olla_fx.run.persistent import allocate_library_workspaces
-from olla_fx.run.pool import Lease, Way, pool_of
-from olla_fx.run.recording import (
-    NotingInterpreter,
-    StepRecord,
-    planned_requests,
-    problem_with_workspaces,
-    read_recording,
-)
+from olla_fx.run.planned_run import PlannedRun
+from olla_fx.run.pool import Lease, pool_of
+from olla_fx.run.recording import StepRecord, planned_requests, problem_with_workspaces, read_recording
 from olla_fx.run.timing import can_be_timed, extra_time_of, measure_operators
 from olla_fx.run.waiting import gathered
 from olla_fx.time_limit import TimeLimit
-from olla_solvers.effort.freed_memory import garbage_collected, return_freed_memory
+from olla_solvers.effort.freed_memory import return_freed_memory
 
 MOST_RECORDINGS = 4
 """A step whose requests change from run to run is recorded so often, and then left as it is."""
@@ -60,7 +41,6 @@ RUNS_UNTIL_SETTLED = 2
 
 _WARM_UPS = {"cuda": 1}
 """Runs of a plan before the one that is recorded, by the kind of device."""
-
 
 CompileAgain = Callable[[StepRecord, GradientsInBuffer], CompiledStep]
 
@@ -179,7 +159,7 @@ class Executor:
         """Note that gradients which a run had left in the buffer could not be moved."""
         self.leaves_stuck_gradients = True
 
-    def start(self, lease: Lease | None, limit: TimeLimit | None = None) -> Run:
+    def start(self, lease: Lease | None, limit: TimeLimit | None = None) -> PlannedRun:
         """Begin a run.
 
         Args:
@@ -197,7 +177,7 @@ class Executor:
         # A graph that the caller captures would hold on to the buffer's addresses unknown to it.
         in_buffer = self.step.binding is Binding.BUFFER and not torch_compat.captures_current_stream()
         if lease is None or not in_buffer:
-            return Run(self, None, lease)
+            return PlannedRun(self, self.step, None, lease)
         if not self._is_gathered and self._requests is not None and self._pool.is_host(self):
             self._gather()
         try:
@@ -207,7 +187,7 @@ class Executor:
             raise
         recorded = self._wants_recording and not self._warm_ups
         timed = self._until_settled == 1 and not self._wants_recording and can_be_timed(self.step)
-        return Run(self, arena, lease, recorded=recorded, timed=timed, limit=limit)
+        return PlannedRun(self, self.step, arena, lease, recorded=recorded, timed=timed, limit=limit)
 
     def _gather(self) -> None:
         """Place the arrays so that other plans can run in the rest of the buffer while a run waits."""
@@ -256,7 +236,7 @@ class Executor:
         """
         return arena is self._arena(lease)
 
-    def end(self, run: Run, *, again: bool) -> None:
+    def end(self, run: PlannedRun, *, again: bool) -> None:
         """Take over what a complete run in the buffer has shown.
 
         Args:
@@ -288,7 +268,7 @@ class Executor:
             if self._until_settled == 0:
                 self._settle(run)
 
-    def _settle(self, run: Run) -> None:
+    def _settle(self, run: PlannedRun) -> None:
         """Tell what a plan's repetitions took, and drop what another choice for its budget would need."""
         if run.timed:
             plan = self.step.plan
@@ -299,7 +279,7 @@ class Executor:
             # In a loop of the caller's own a plan may be wanted for gradients that lie elsewhere.
             self.step = replace(self.step, budgeted=None)
 
-    def _measure(self, run: Run, record: StepRecord) -> None:
+    def _measure(self, run: PlannedRun, record: StepRecord) -> None:
         """Measure what operators take, if plans depend on it; a family's have no layouts of their own."""
         if self._request.step.options.asks_for_seconds and self._compile_again is None:
             plan = run.step.plan
@@ -324,163 +304,3 @@ class Executor:
         self._use(step, used)
         self._is_gathered = False
         self._is_new = True
-
-
-class Run:
-    """One run of a step, phase by phase.
-
-    Attributes:
-        step: what runs.
-        arena: serves or records it; None if it runs with the stock allocator, or is over.
-        counts: of each phase so far.
-        outside_log: operator, ordinal and bytes of unexpected requests so far.
-        recorded: True if it is being recorded.
-        recorded_seconds: of its phases so far, if recorded.
-        timed: True if its operators are timed.
-        seconds: of each operator by timestep, if timed.
-        is_repeated: True if its last phase runs several times.
-        addresses: for each timestep, where the operator's results are, if recorded.
-        recording: the planning thread's requests, if recorded.
-        gradients: those that a plan for such a run should have in the buffer.
-        was_in_the_way: True if other runs held something where its arrays belong.
-        limit: for planning again after it.
-    """
-
-    def __init__(
-        self,
-        executor: Executor,
-        arena: Arena | None,
-        lease: Lease | None,
-        *,
-        recorded: bool = False,
-        timed: bool = False,
-        limit: TimeLimit | None = None,
-    ) -> None:
-        """Prepare a run; see :meth:`Executor.start`."""
-        self._executor = executor
-        self._lease = lease
-        self.step = executor.step
-        self.arena = arena
-        self.recorded = recorded
-        self.recorded_seconds = 0.0
-        self.timed = timed
-        self.seconds: dict[int, float] = {}
-        self.limit = limit
-        self.is_repeated = False
-        self.counts: list[RunCounts] = []
-        self.outside_log: list[tuple[int, int, int]] = []
-        self.addresses: dict[int, list[int | None]] = {}
-        self.recording: list[RecordedRequest] = []
-        self.gradients = self.step.dataflow.gradients
-        self.was_in_the_way = False
-        self._session: Session | None = None
-        try:
-            self._session = executor.host_copies.session(self.step)
-        except BaseException:
-            self.release()
-            raise
-
-    @property
-    def stalled_seconds(self) -> float:
-        """For which its operators have waited for copies."""
-        return 0.0 if self._session is None else self._session.stalled_seconds
-
-    def run_phase(self, index: int, arguments: Sequence[Any], *, last: bool = True) -> Any:
-        """Run a phase.
-
-        Args:
-            index: which.
-            arguments: of its graph.
-            last: True if the run is over after it; otherwise the buffer stays claimed, for the next phase or
-                for this one again.
-        """
-        if index and self._lease is not None:
-            way = self._lease.resume()
-            self.was_in_the_way |= way is not Way.FREE
-            if way is Way.BUSY:
-                self.arena = None
-        try:
-            device_type = self.step.captured.device.type
-            if torch.is_autocast_enabled(device_type):  # what it casts is in the graph already
-                with torch.autocast(device_type, enabled=False):
-                    results = self._run_with_copies(index, arguments)
-            else:
-                results = self._run_with_copies(index, arguments)
-            if self.arena is not None and index + 1 == len(self.step.emitted.functions):
-                self._executor.end(self, again=not last)
-        except BaseException:
-            self.release()
-            raise
-        if last:
-            self.release()
-        elif self._lease is not None:
-            # The pool must not hold on to the run, which ends when its caller drops it.
-            self._lease.wait(functools.partial(_held_range, None if self.arena is None else self.step))
-        return results
-
-    def _run_with_copies(self, index: int, arguments: Sequence[Any]) -> Any:
-        if self._session is None:
-            return self._run(index, arguments)
-        with self._session.entered():
-            return self._run(index, arguments)
-
-    def _run(self, index: int, arguments: Sequence[Any]) -> Any:
-        function = self.step.emitted.functions[index]
-        if self.arena is None:
-            return function(*arguments)
-        allocate_library_workspaces(self.step.captured.device)
-        if self.recorded or self.timed:
-            with garbage_collected():  # the graph that was written for it
-                results = self._run_one_by_one(self.arena, index, arguments)
-        else:
-            results = self.arena.run(function, arguments)
-        counts = self.arena.counts()
-        self.counts.append(counts)
-        if counts.outside:
-            self.outside_log.extend(self.arena.outside_log())
-        return results
-
-    def _run_one_by_one(self, arena: Arena, index: int, arguments: Sequence[Any]) -> Any:
-        """Run a phase operator by operator; note every request, where each result is, and the time."""
-        # Written for this run alone: later ones have no use for it.
-        phase = self.step.emitted.write()[index]
-        timesteps = {name: timestep for timestep, name in enumerate(self.step.plan.order)}
-        operators = {
-            node: timesteps[node.meta["operator"]] for node in phase.graph.nodes if "operator" in node.meta
-        }
-        interpreter = NotingInterpreter(
-            phase, operators, self.step.captured.device, self.step.emitted.numbers
-        )
-        started = time.perf_counter()
-        with torch.no_grad(), arena.region(record=self.recorded):
-            results = interpreter.run(*arguments)
-        if index + 1 < len(self.step.emitted.functions):
-            answer, kept = results
-            results = answer, list(kept)  # a list of the graph's cannot be emptied
-        self.seconds.update(interpreter.seconds)
-        if self.recorded:
-            self.recorded_seconds += time.perf_counter() - started
-            self.addresses.update(interpreter.addresses)
-            self.recording.extend(arena.recording())
-        return results
-
-    def leave_gradients(self, gradients: LeftGradients | None) -> None:
-        """Say what will lie in the buffer when it is given back."""
-        if self._lease is not None and gradients is not None:
-            self._lease.leave_gradients(gradients, self._executor.tell_stuck)
-
-    def release(self) -> None:
-        """Give the buffer back, and the host's."""
-        self.arena = None  # which would keep its memory
-        try:
-            if self._session is not None:
-                self._session.close()
-        finally:
-            # Closing waits, and may be interrupted.
-            if self._lease is not None:
-                self._lease.release()
-
-
-def _held_range(step: CompiledStep | None) -> tuple[int, int]:
-    """Return what a run holds while it waits for its next phase; None for one on the stock allocator."""
-    return (0, 0) if step is None else step.held_while_waiting
