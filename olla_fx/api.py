@@ -18,7 +18,8 @@ from olla_fx.capture.arguments import in_sequence, takes_by_name
 from olla_fx.capture.eager import follow_eager
 from olla_fx.capture.optimizer import warn_about_fused
 from olla_fx.capture.values.questions import known_answers
-from olla_fx.compile import CompileRequest, compile_step, plan_of
+from olla_fx.compile import compile_step
+from olla_fx.compiled import CompileRequest, plan_of
 from olla_fx.costs import profile_by_name
 from olla_fx.errors import CaptureError, UnsupportedOptimizerError
 from olla_fx.options import Options, changed_options

@@ -13,8 +13,8 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,12 +22,11 @@ import torch
 from olla_fx import arena, disk_cache, torch_compat
 from olla_fx.arena import Binding
 from olla_fx.budget_error import budget_error
-from olla_fx.capture import CapturedStep, Mode, Role, StepRequest, capture
-from olla_fx.costs import DeviceProfile
+from olla_fx.capture import CapturedStep, Mode, Role, capture
+from olla_fx.compiled import CompiledStep, CompileRequest, plan_of
 from olla_fx.dataflow import Dataflow, GradientsInBuffer
 from olla_fx.emit import EmittedStep, Handover, emit
 from olla_fx.errors import BudgetError
-from olla_fx.fx_graph import forward_backward_boundary
 from olla_fx.link import link_for
 from olla_fx.memory_budget import MemoryBudget
 from olla_fx.passes.rewrites.probes import Probe
@@ -44,10 +43,9 @@ from olla_fx.swapping import swap
 from olla_fx.time_limit import TimeLimit
 from olla_fx.within_budget import BudgetedStep, fits, is_same_graph, plan_within
 from olla_solvers.effort.freed_memory import garbage_collected
-from olla_solvers.pauses import held_at
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.planner import make_plan
-from olla_solvers.problem import Offset, Problem
+from olla_solvers.problem import Problem
 
 logger = logging.getLogger(__name__)
 
@@ -63,84 +61,6 @@ for want of time is an error, too."""
 
 PLANS_OF_BUDGET = 2
 """Plans with repetitions for which the plan without leaves time, each as much as it may take itself."""
-
-
-@dataclass(frozen=True)
-class CompileRequest:
-    """A step that is to be compiled.
-
-    Attributes:
-        step: the user's model, inputs and options.
-        in_buffer: False if the step is to run with the stock allocator.
-        runs: False if only the plan's figures are wanted: nothing is emitted or kept on disk.
-        limit: of the call that planning is a part of; None if this is all that the call plans.
-        progress: of what planning is a part of, if that is told as one; None to tell this planning's.
-        earlier: the result of the first stages (capture, passes, dataflow), to plan a step again.
-        problem: the captured problem with recorded workspaces, to plan instead of it.
-        start: operators' names in the order of a similar step's plan, such as one of another batch size, to
-            begin from; by default that of ``earlier``.
-        profile: of a device that is not there, whose seconds count; None for the one that the step is for.
-        earlier_budget_bytes: of the plans for other kinds of calls; None if there are none.
-        may_exceed: True to warn if the step does not fit into its memory budget, and False to raise.
-    """
-
-    step: StepRequest
-    in_buffer: bool = True
-    runs: bool = True
-    limit: TimeLimit | None = None
-    progress: Progress | None = None
-    earlier: CompiledStep | None = None
-    problem: Problem | None = None
-    start: Sequence[str] | None = None
-    profile: DeviceProfile | None = None
-    earlier_budget_bytes: int | None = None
-    may_exceed: bool = False
-
-    def budget_of(self, mode: Mode) -> MemoryBudget | None:
-        """Return the memory budget of a step; None without one.
-
-        A share is not less than what other kinds of calls have: their buffer is there anyway. In inference
-        nothing is kept that could be computed again, so that a share of it would never do.
-
-        Args:
-            mode: of the step.
-        """
-        budget = self.step.options.budget
-        if budget is None or (budget.share is not None and mode is Mode.INFERENCE):
-            return None
-        return replace(budget, least_bytes=self.earlier_budget_bytes or 0)
-
-
-@dataclass(frozen=True)
-class CompiledStep:
-    """A step that was captured and planned.
-
-    Attributes:
-        captured: what flows into the step, with its graph after all passes.
-        dataflow: its operators and arrays after all passes.
-        plan: the validated plan.
-        binding: where its arrays are to live.
-        emitted: what runs; empty if the request said that nothing will.
-        budgeted: with a memory budget, what the step was chosen from.
-    """
-
-    captured: CapturedStep
-    dataflow: Dataflow
-    plan: Plan
-    binding: Binding
-    emitted: EmittedStep
-    budgeted: BudgetedStep | None = None
-
-    def operator_of(self, marker: object) -> str | None:
-        """Return the operator that stands for a marker in the graph; None if there is none."""
-        operators = zip(self.dataflow.operators, self.plan.problem.operators, strict=True)
-        return next((operator.name for node, operator in operators if node.target is marker), None)
-
-    @cached_property
-    def held_while_waiting(self) -> tuple[Offset, Offset]:
-        """The addresses between which everything lies that is alive at the forward/backward boundary."""
-        boundary = self.operator_of(forward_backward_boundary)
-        return (0, 0) if boundary is None else held_at(self.plan.problem, self.plan.memory, boundary)
 
 
 def compile_step(request: CompileRequest) -> tuple[CompiledStep, CompiledStep | None]:
@@ -228,29 +148,39 @@ def _plan_captured(
             if budget is None:
                 candidate = _without_budget(request, rewriting, candidate)
         if budget is not None:
-            most = math.inf
-            if options.time_limit is not None:
-                most = max(LEAST_OF_BUDGET, SHARE_OF_BUDGET * options.time_limit)
-            includes_static = options.memory_budget_includes is not None
             with _timed("budget", seconds, progress):
-                candidates = by_time(rewriting, candidate)
-                budgeted = BudgetedStep(
-                    rewriting,
-                    tuple(timed.wanted for timed in candidates),
-                    budget,
-                    includes_static,
-                    most,
-                    request.profile,
-                    options.solver,
-                    link_for(options, captured.device),
-                )
-                candidate, plan = plan_within(budgeted, make, candidates)
-                budgeted = replace(budgeted, is_missed=not fits(plan))
+                candidate, plan, budgeted = _within_budget(request, rewriting, candidate, budget, make)
             seconds["budget"] -= sum(plan.memory.timings.values())
         else:
             plan = make(candidate)
         plan = replace(plan, refused=tuple(refused))
     return _emitted(request, captured, candidate.dataflow, plan, budgeted, seconds, progress)
+
+
+def _within_budget(
+    request: CompileRequest,
+    rewriting: Rewriting,
+    candidate: Candidate,
+    budget: MemoryBudget,
+    make: Callable[..., Plan],
+) -> tuple[Candidate, Plan, BudgetedStep]:
+    """Return the fastest plan within a memory budget, its graph, and what is needed to choose again."""
+    options, most = request.step.options, math.inf
+    if options.time_limit is not None:
+        most = max(LEAST_OF_BUDGET, SHARE_OF_BUDGET * options.time_limit)
+    candidates = by_time(rewriting, candidate)
+    budgeted = BudgetedStep(
+        rewriting,
+        tuple(timed.wanted for timed in candidates),
+        budget,
+        options.memory_budget_includes is not None,
+        most,
+        request.profile,
+        options.solver,
+        link_for(options, rewriting.captured.device),
+    )
+    candidate, plan = plan_within(budgeted, make, candidates)
+    return candidate, plan, replace(budgeted, is_missed=not fits(plan))
 
 
 def _planned_again(
@@ -396,17 +326,6 @@ def _usual_gradients(captured: CapturedStep) -> GradientsInBuffer:
     return GradientsInBuffer(
         frozenset(at for at, index in pairs if captured.inputs[index].role is Role.PARAMETER)
     )
-
-
-def plan_of(step: CompiledStep, update: CompiledStep | None) -> Plan:
-    """Return the plan of a step with that of the update after its micro-batches, if it has these."""
-    if update is None:
-        return step.plan
-    seconds = dict(step.plan.timings)
-    for stage, more in update.plan.timings.items():
-        seconds[stage] = seconds.get(stage, 0.0) + more
-    micro_batches = step.captured.micro_batches
-    return replace(step.plan, timings=seconds, micro_batches=micro_batches, update=update.plan)
 
 
 @contextlib.contextmanager

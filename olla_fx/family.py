@@ -20,7 +20,8 @@ from typing import Any
 from olla_fx.alignment import rounded
 from olla_fx.capture import capture
 from olla_fx.capture.types import CapturedFamily
-from olla_fx.compile import CompiledStep, CompileRequest, plan_captured
+from olla_fx.compile import plan_captured
+from olla_fx.compiled import CompiledStep, CompileRequest
 from olla_fx.dataflow import Dataflow, GradientsInBuffer, build_dataflow
 from olla_fx.errors import CaptureError
 from olla_fx.fx_graph import LAYOUTS, Size, size_name

@@ -34,7 +34,8 @@ from processes import run_apart
 
 import olla_fx
 from olla_fx.capture import Mode, StepRequest
-from olla_fx.compile import CompileRequest, compile_step
+from olla_fx.compile import compile_step
+from olla_fx.compiled import CompileRequest
 from olla_fx.costs import Measurements, measure_kinds, operator_seconds
 from olla_fx.costs.kinds import kind_of, operator_name
 from olla_fx.dataflow import Dataflow

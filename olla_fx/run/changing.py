@@ -19,7 +19,7 @@ import torch
 from olla_fx.capture import CapturedStep, Role, TensorSpec
 from olla_fx.capture.types import OutputAlias, SymbolRequest
 from olla_fx.capture.varying import TangentsSeen, VaryingSizes, sizes_as_they_are, varying_sizes
-from olla_fx.compile import CompiledStep
+from olla_fx.compiled import CompiledStep
 from olla_fx.errors import CaptureError, NumberNotLateError
 from olla_fx.guards import LateBinding, NumberSlot, Prologue
 from olla_fx.guards.numbers import can_be_late

@@ -21,7 +21,8 @@ from dataclasses import replace
 from olla_fx import torch_compat
 from olla_fx.arena import Arena, Binding, Buffer, PlannedRequest, RunCounts
 from olla_fx.capture import Mode
-from olla_fx.compile import CompiledStep, CompileRequest, plan_captured
+from olla_fx.compile import plan_captured
+from olla_fx.compiled import CompiledStep, CompileRequest
 from olla_fx.dataflow import GradientsInBuffer, build_dataflow
 from olla_fx.run.host_copies import HostCopies
 from olla_fx.run.memory_errors import buffer_does_not_fit

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from olla_fx.capture.types import SymbolRequest
-from olla_fx.compile import CompiledStep, CompileRequest
+from olla_fx.compiled import CompiledStep, CompileRequest
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.family import Requirements, SizeFamily, Sizes, compile_family
 from olla_fx.guards import Mismatch, Prologue

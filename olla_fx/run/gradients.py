@@ -18,7 +18,7 @@ import torch
 
 from olla_fx import arena, torch_compat
 from olla_fx.capture import CapturedStep
-from olla_fx.compile import CompiledStep
+from olla_fx.compiled import CompiledStep
 from olla_fx.dataflow import GradientsInBuffer
 
 MOST_PAST = 16

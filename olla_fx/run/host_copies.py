@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from olla_fx import torch_compat
-from olla_fx.compile import CompiledStep
+from olla_fx.compiled import CompiledStep
 from olla_fx.errors import StepModeError
 from olla_fx.link import CopyEngines, HostMemory, Session, engines_for, link_for, offload
 from olla_fx.options import Options

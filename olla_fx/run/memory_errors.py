@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from olla_fx.compile import CompiledStep
+from olla_fx.compiled import CompiledStep
 from olla_fx.errors import BufferMemoryError
 from olla_fx.report import format_bytes
 

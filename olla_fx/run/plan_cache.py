@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from olla_fx.arena import RunCounts
-from olla_fx.compile import CompiledStep, plan_of
+from olla_fx.compiled import CompiledStep, plan_of
 from olla_fx.dataflow import GradientsInBuffer
 from olla_fx.guards import Mismatch, Prologue
 from olla_fx.run.answers import Answers

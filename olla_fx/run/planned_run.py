@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from olla_fx.arena import Arena, LeftGradients, RecordedRequest, RunCounts
-from olla_fx.compile import CompiledStep
+from olla_fx.compiled import CompiledStep
 from olla_fx.link import Session
 from olla_fx.run.host_copies import HostCopies
 from olla_fx.run.persistent import allocate_library_workspaces

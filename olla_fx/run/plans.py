@@ -21,7 +21,8 @@ from olla_fx.capture import Mode, StepRequest
 from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.types import SymbolRequest
 from olla_fx.capture.varying import all_sizes
-from olla_fx.compile import CompiledStep, CompileRequest, compile_step
+from olla_fx.compile import compile_step
+from olla_fx.compiled import CompiledStep, CompileRequest
 from olla_fx.errors import CaptureError, NumberNotLateError, OllaError
 from olla_fx.guards import Prologue
 from olla_fx.guards.writes import Place

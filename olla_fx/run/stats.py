@@ -15,7 +15,7 @@ from torch import fx
 from olla_fx.arena import Binding, RunCounts
 from olla_fx.capture import StepRequest
 from olla_fx.capture.eager import follow_eager
-from olla_fx.compile import CompiledStep
+from olla_fx.compiled import CompiledStep
 from olla_fx.eager.baseline import Signature, baseline_from_events, operator_signature
 from olla_fx.eager.record import Recording
 from olla_fx.errors import RecordingError

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from olla_fx import disk_cache
-from olla_fx.compile import CompiledStep
+from olla_fx.compiled import CompiledStep
 from olla_fx.costs import keep_measurements, measure_kinds, operator_seconds, read_measurements
 from olla_fx.dataflow import Dataflow
 from olla_fx.fx_graph import REPEATED

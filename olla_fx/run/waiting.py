@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from olla_fx.compile import CompiledStep
+from olla_fx.compiled import CompiledStep
 from olla_fx.fx_graph import end_of_backward, forward_backward_boundary
 from olla_solvers.pauses import place_at_ends
 

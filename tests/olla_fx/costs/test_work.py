@@ -6,7 +6,8 @@ from torch import fx, nn
 
 import olla_fx.operators  # noqa: F401 - defines operators that are asked for by name
 from olla_fx.capture import Mode, StepRequest
-from olla_fx.compile import CompileRequest, compile_step
+from olla_fx.compile import compile_step
+from olla_fx.compiled import CompileRequest
 from olla_fx.costs import operator_seconds, profile_by_name, work_of
 from olla_fx.costs.work import touched_bytes
 from olla_fx.models import build_model, optimizer_by_name
