@@ -1,4 +1,4 @@
-"""Finds or makes the plan of a call, or says that the model itself is to run it.
+"""Finds the plan of a call or has it made, or says that the model itself is to run it.
 
 There is a plan for each kind of call (shapes and types of the inputs and, in the caller's own loop, whether
 gradients are wanted and which modules train) and each answer that its inputs give to what Python asks of
@@ -15,22 +15,15 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from olla_fx.capture import Mode, StepRequest
-from olla_fx.capture import optimizer as optimizers
 from olla_fx.capture.types import SymbolRequest
 from olla_fx.capture.varying import all_sizes
-from olla_fx.compile import compile_step
-from olla_fx.compiled import CompiledStep, CompileRequest
+from olla_fx.compiled import CompileRequest
 from olla_fx.errors import CaptureError, NumberNotLateError, OllaError
-from olla_fx.guards import Prologue
-from olla_fx.guards.writes import Place
 from olla_fx.run.calls import Call, call_kind, structure_of, what_differs
 from olla_fx.run.changing import ChangedCall, Changing, specs_of, tensor_specs
-from olla_fx.run.cuda_graph import GraphedStep, check_graph_request
-from olla_fx.run.executor import Executor
 from olla_fx.run.families import Families, step_of
+from olla_fx.run.making import PlanMaker
 from olla_fx.run.new_kinds import NewKinds
 from olla_fx.run.plan_cache import CachedPlan, PlanCache, Strides
 from olla_fx.time_limit import TimeLimit
@@ -91,8 +84,7 @@ class Plans:
         Args:
             request: what the module is for, with the example.
         """
-        self._numbers: dict[str, Any] = {}
-        self._request = replace(request, inputs=(), numbers=self._numbers)
+        self._maker = PlanMaker(request)
         self.cache = PlanCache(request.options.cache_size_limit)
         self.families = Families()
         self.new_kinds = NewKinds()
@@ -102,16 +94,14 @@ class Plans:
         self._refusals: set[str] = set()
         # What all_save_little has found, and of which plans: it is asked at every call beside a waiting run.
         self._little: tuple[tuple[CachedPlan, int] | None, bool] = (None, False)
-        self._written: frozenset[Place] = frozenset()
         call = Call.of(request.mode, request.inputs)
-        self._hold(call)
+        self._maker.hold(call)
         kind = call_kind(request.model, request.mode, request.inputs)
         limit = TimeLimit(request.options.time_limit, plans=0)
         self.current = self._make_first(
             call, kind, CompileRequest(self._step_request(call, kind), limit=limit)
         )
-        # What is known of the first example says nothing about later inputs.
-        self._request = replace(self._request, answers={})
+        self._maker.forget_answers()
 
     def __len__(self) -> int:
         """Return how many plans there are."""
@@ -139,7 +129,7 @@ class Plans:
     @property
     def falls_back(self) -> bool:
         """True if calls without a plan run in eager."""
-        return self._request.options.fallback == "eager"
+        return self._maker.request.options.fallback == "eager"
 
     def of(self, call: Call, limit: TimeLimit) -> tuple[CachedPlan, list[Any]] | None:
         """Return the plan of a call and the values of its placeholders; None if it is to run in eager.
@@ -152,20 +142,20 @@ class Plans:
             OllaError: if it cannot be planned, and the options ask for that.
             StepInputError: if an input cannot be used with the plan that fits.
         """
-        self._hold(call)
+        self._maker.hold(call)
         fitting = self.cache.fitting(call.key, call.tensors)
         if isinstance(fitting, tuple):
             return self._used(fitting)
         of_family = self.families.fitting(call.key, call.inputs, call.tensors)
         if of_family is not None:
             return self._used(of_family)
-        kind = call_kind(self._request.model, self._request.mode, call.inputs)
+        kind = call_kind(self._maker.request.model, self._maker.request.mode, call.inputs)
         new = NewCall(call, kind, fitting.get(kind), self._changed(call, kind))
         return self._plan_new(new, limit) if self.falls_back else self._make_again(new, limit)
 
     @property
     def _sizes_are_fixed(self) -> bool:
-        options = self._request.options
+        options = self._maker.request.options
         # What fits into a budget at some sizes says nothing about others.
         return (
             options.dynamic is False
@@ -174,11 +164,6 @@ class Plans:
             or options.memory_budget is not None
             or options.asks_to_swap
         )
-
-    def _hold(self, call: Call) -> None:
-        """Let guards and graphs find the numbers among a call's inputs."""
-        self._numbers.clear()
-        self._numbers.update(call.numbers)
 
     def _used(self, fitting: tuple[CachedPlan, list[Any]]) -> tuple[CachedPlan, list[Any]]:
         self.current, _ = fitting
@@ -233,7 +218,7 @@ class Plans:
             advice = _COMPUTE_WITH_TENSORS
         elif why is None:
             why, advice = what_differs(call.key, self.current.key)
-        model = type(self._request.model).__name__
+        model = type(self._maker.request.model).__name__
         return f"most calls of {model} run in eager, since they keep changing: {why}. {advice}"
 
     def note_refusal(self, error: OllaError) -> None:
@@ -242,7 +227,7 @@ class Plans:
         if text not in self._refusals:
             self._refusals.add(text)
             warnings.warn(
-                f"a kind of call of {type(self._request.model).__name__} cannot be planned and runs in "
+                f"a kind of call of {type(self._maker.request.model).__name__} cannot be planned and runs in "
                 f"eager: {text} (fallback='raise' makes this an error)",
                 RuntimeWarning,
                 stacklevel=7,
@@ -316,7 +301,7 @@ class Plans:
         # Of two families that differ in what was a constant only, the newer one serves both's calls.
         replaced = changed.earlier if changed.numbers else None
         cached = self.cache.newest_first()
-        self.families.make(call.key, new.kind, request, self._prologue_of, cached, replaced)
+        self.families.make(call.key, new.kind, request, self._maker.prologue_of, cached, replaced)
         return_freed_memory()
         fitting = self.families.fitting(call.key, call.inputs, call.tensors)
         if fitting is not None:
@@ -330,14 +315,14 @@ class Plans:
 
     def _make_first(self, call: Call, kind: tuple[Mode, Hashable], request: CompileRequest) -> CachedPlan:
         """Make the first plan of a kind of call: one for all sizes of its inputs if that is asked for."""
-        options = self._request.options
+        options = self._maker.request.options
         varying = all_sizes(tensor_specs(specs_of(call.inputs))) if options.dynamic else None
         if varying is None or self._sizes_are_fixed:
             return self._make(call, kind, request)
         symbols = SymbolRequest(varying=varying, may_fix=True)
         try:
             dynamic = replace(request, step=replace(request.step, symbols=symbols))
-            planned = self.families.make(call.key, kind, dynamic, self._prologue_of)
+            planned = self.families.make(call.key, kind, dynamic, self._maker.prologue_of)
         except CaptureError as error:
             logger.info("dynamic=True: sizes stay numbers until they vary: %s", error)
             return self._make(call, kind, request)
@@ -345,22 +330,10 @@ class Plans:
         return planned
 
     def _make(self, call: Call, kind: tuple[Mode, Hashable], request: CompileRequest) -> CachedPlan:
-        own = self._request
-        step, update = compile_step(request)
-        if own.options.cuda_graph:
-            check_graph_request(request.step, step.captured.device)
-        if not step.captured.writes.places <= self._written:
-            # Plans that were made before do not look at what this one's forward writes.
-            self._written |= step.captured.writes.places
+        step, update = self._maker.compiled(request)
+        if self._maker.sees_new_writes(step):
             self.forget()
-        # It is compiled: what was captured of it is not needed again.
-        step = replace(step, captured=replace(step.captured, update=None))
-        planned = CachedPlan(
-            call.key, kind, *self._runners(step), self._prologue_of(step), specs_of(call.inputs)
-        )
-        if update is not None:
-            executor, graphed = self._runners(update)
-            planned = replace(planned, update=replace(planned, executor=executor, graphed=graphed))
+        planned = self._maker.plan_of(call, kind, step, update)
         self.cache.add(planned)
         return_freed_memory()
         return planned
@@ -378,28 +351,4 @@ class Plans:
         )
 
     def _step_request(self, call: Call, kind: tuple[Mode, Hashable]) -> StepRequest:
-        strides = self.cache.gradient_strides(call.key, kind)
-        return replace(
-            self._request,
-            inputs=call.inputs,
-            mode=kind[0],
-            tangent_strides=strides,
-            written_before=self._written,
-        )
-
-    def _prologue_of(self, step: CompiledStep) -> Prologue:
-        own = self._request
-        return Prologue(
-            step.captured.assumptions,
-            own.model,
-            own.loss_fn,
-            own.optimizer,
-            optimizers.initial_state,
-            differentiates=own.mode is Mode.AUTOGRAD and torch.is_grad_enabled(),
-        )
-
-    def _runners(self, step: CompiledStep) -> tuple[Executor, GraphedStep | None]:
-        # Only the user's objects: plans are made again from the compile request, without its inputs.
-        executor = Executor(CompileRequest(self._request), step)
-        graphed = GraphedStep(step.captured, executor) if self._request.options.cuda_graph else None
-        return executor, graphed
+        return self._maker.step_request(call, kind, self.cache.gradient_strides(call.key, kind))
