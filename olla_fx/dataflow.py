@@ -9,9 +9,8 @@ Edges beyond producer → consumer are hazards, found by walking the captured or
 step's meaning: a write waits for the last write and for every read since; a read waits for the last
 write. Operators that draw random numbers keep their order among themselves.
 
-A step that raises leaves what eager leaves, since effects (writes to the caller's tensors and random draws)
-and operators that may raise (:func:`olla_fx.fx_graph.may_raise`) keep their captured order, and effects after
-the loss wait for it.
+A step that raises leaves what eager leaves, since effects and operators that may raise
+(:func:`olla_fx.fx_graph.may_raise`) keep their captured order (:mod:`olla_fx.effect_order`).
 
 A graph in which arrays wait on the host (:mod:`olla_fx.passes.transfers`) runs in its own sequence, in which
 that was planned: each operator waits for the one before.
@@ -28,6 +27,7 @@ import torch
 from torch import fx
 
 from olla_fx.alignment import alignment_of, rounded
+from olla_fx.effect_order import edges_between_effects
 from olla_fx.errors import CaptureError
 from olla_fx.fx_graph import (
     draws_random_numbers,
@@ -311,38 +311,11 @@ class _Builder:
         self.results.append(results)
 
     def _keep_effects_in_order(self) -> None:
-        """Let effects and operators that may raise wait for each other as captured; see the module docstring.
-
-        An edge that others imply is left out.
-        """
         last = max(self.delivering, default=-1)
         checks = {index for index, node in enumerate(self.operators[: last + 1]) if may_raise(node)}
         draws = {index for index, node in enumerate(self.operators) if draws_random_numbers(node)}
         effects = self.static_writers | draws
-        noted = checks | self.delivering | {index for index in effects if index <= last}
-        bits = {index: 1 << position for position, index in enumerate(sorted(noted))}
-        sources = self._sources()
-        waits_for: list[int] = []
-        since_check: list[int] = []
-        check: list[int] = []
-        for index, own_sources in enumerate(sources):
-            reached = 0
-            for source in own_sources:
-                reached |= waits_for[source] | bits.get(source, 0)
-            wanted: list[int] = []
-            if index in checks:
-                wanted, since_check = [*check, *since_check], []
-            elif index in effects:
-                wanted = check if index <= last else [*self.delivering, *check]
-            for source in wanted:
-                if not reached & bits[source]:
-                    self.before.add((source, index))
-                    reached |= waits_for[source] | bits[source]
-            waits_for.append(reached)
-            if index in checks:
-                check = [index]
-            elif index in effects and index <= last:
-                since_check.append(index)
+        self.before.update(edges_between_effects(self._sources(), checks, effects, self.delivering))
 
     def _sources(self) -> list[set[int]]:
         """Return for each operator those that it waits for."""
