@@ -44,9 +44,7 @@ def budget_error(plan: Plan, dataflow: Dataflow, mode: Mode) -> BudgetError:
     node = dataflow.operators[_operator_at_peak(plan)]
     source = source_of(node)
     largest = ", ".join(
-        f"{array.name} ({format_bytes(array.size_bytes)}, "
-        f"{f'made at {array.source}' if array.source else 'made in backward'})"
-        for array in plan.largest
+        f"{array.name} ({format_bytes(array.size_bytes)}, {array.made_at})" for array in plan.largest
     )
     text = (
         f"no plan within the memory budget of {in_bytes[0]} was found: the smallest "
@@ -58,8 +56,7 @@ def budget_error(plan: Plan, dataflow: Dataflow, mode: Mode) -> BudgetError:
 
 
 def _operator_at_peak(plan: Plan) -> int:
-    index = {operator.name: position for position, operator in enumerate(plan.problem.operators)}
-    order = [index[name] for name in plan.order]
+    order = plan.problem.indices_of(plan.order)
     resident = resident_bytes(plan.problem, order)
     return order[max(range(len(order)), key=resident.__getitem__)]
 

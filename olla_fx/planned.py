@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from olla_fx.at_peak import ArrayAtPeak
 from olla_fx.capture import CapturedStep, Role
 from olla_fx.dataflow import Dataflow, arrays_of_results
 from olla_fx.fx_graph import source_of
 from olla_fx.rewriting import Candidate
-from olla_fx.step_plan import ArrayAtPeak, Plan
+from olla_fx.step_plan import Plan
 from olla_solvers.analysis import lifetimes, resident_bytes
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.problem import Problem
@@ -49,8 +50,7 @@ def planned(
 
 def _largest_at_peak(dataflow: Dataflow, problem: Problem, memory: MemoryPlan) -> tuple[ArrayAtPeak, ...]:
     """Return the largest arrays at the peak, and what in the model makes them."""
-    index = {operator.name: position for position, operator in enumerate(problem.operators)}
-    order = [index[name] for name in memory.order]
+    order = problem.indices_of(memory.order)
     resident = resident_bytes(problem, order)
     peak = max(range(len(order)), key=resident.__getitem__, default=0)
     alive = [name for name, lifetime in lifetimes(problem, order).items() if peak in lifetime]

@@ -101,6 +101,5 @@ def _taken_over(dataflow: Dataflow, chosen: dict[Pair, tuple[str, str]]) -> Data
 def _waits_as(problem: Problem, before: Problem) -> bool:
     """Return True if operators wait for all that they waited for before the graph's sequence was another."""
     reached = ancestors(problem.predecessors, problem.captured_order)
-    index = {operator.name: number for number, operator in enumerate(problem.operators)}
-    number = [index[operator.name] for operator in before.operators]
+    number = problem.indices_of(operator.name for operator in before.operators)
     return all(reached[number[later]] >> number[earlier] & 1 for earlier, later in before.edges)

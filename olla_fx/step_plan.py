@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from olla_fx.eager.baseline import Baseline
+from olla_fx.at_peak import ArrayAtPeak
+from olla_fx.eager.baseline import Baseline, eager_totals
 from olla_fx.recomputed import BudgetTerms, Recomputed
 from olla_fx.report.plot import plot_plan
 from olla_fx.report.snapshot import write_snapshot
 from olla_fx.report.table import format_bytes, format_table
 from olla_fx.report.totals import Totals, rows_of_totals
 from olla_fx.rewrites import Change
+from olla_fx.rewritten import rows_of_changes
 from olla_fx.swapped import Swapped
 from olla_solvers.analysis import peak_bytes
 from olla_solvers.baselines.caching_allocator import CachingAllocatorModel
@@ -27,21 +28,6 @@ from olla_solvers.problem import ArrayKind, Offset, Operator, Problem
 from olla_solvers.validate import validate
 
 FORMAT = 5
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayAtPeak:
-    """An array that is alive when most memory is needed.
-
-    Attributes:
-        name: of the array.
-        size_bytes: its size.
-        source: the file and line that calls the operator which makes it; empty for an operator of backward.
-    """
-
-    name: str
-    size_bytes: int
-    source: str
 
 
 @dataclass(frozen=True, repr=False)
@@ -234,29 +220,22 @@ class Plan:
     @property
     def eager_totals(self) -> Totals | None:
         """What eager PyTorch needs at its worst moment; None if nobody asked."""
-        alone, measured = self.baseline, self.baseline_with_workspaces
-        if alone is None:
+        if self.baseline is None:
             return None
-        allocator = measured or alone
-        # A step that adds to gradients began with them.
-        held_bytes = self._bytes_of(self.gradients, ArrayKind.PLANNED)
-        return Totals(
-            self.static_bytes,
-            alone.gradient_bytes + held_bytes,
-            alone.output_bytes,
-            alone.live_peak_bytes - alone.gradient_bytes - alone.output_bytes,
-            None if measured is None else self.static_bytes + held_bytes + measured.live_peak_bytes,
-            allocator.reserved_bytes,
-            allocator.fragmentation,
+        return eager_totals(
+            self.baseline,
+            self.baseline_with_workspaces,
+            static_bytes=self.static_bytes,
+            old_gradient_bytes=self._bytes_of(self.gradients, ArrayKind.PLANNED),
         )
 
     def _array_peak_bytes(self) -> int:
         """Return the peak of the order without workspaces."""
         peaks = []
         for plan in self._parts:
-            index = {operator.name: position for position, operator in enumerate(plan.problem.operators)}
-            alone = replace(plan.problem, operators=tuple(Operator(name) for name in index))
-            peaks.append(peak_bytes(alone, [index[name] for name in plan.order]))
+            operators = tuple(Operator(operator.name) for operator in plan.problem.operators)
+            alone = replace(plan.problem, operators=operators)
+            peaks.append(peak_bytes(alone, alone.indices_of(plan.order)))
         return max(peaks)
 
     def __repr__(self) -> str:
@@ -295,11 +274,8 @@ class Plan:
             rows.append(("largest workspace, in the buffer", format_bytes(self.workspace_bytes)))
         if self.checkpointed_operators:
             rows.append(("operators recomputed for checkpoints", f"{self.checkpointed_operators:,}"))
-        for array in self.largest:
-            made_at = f"made at {array.source}" if array.source else "made in backward"
-            rows.append((f"at the peak: {array.name}, {made_at}", format_bytes(array.size_bytes)))
-        for name, group in itertools.groupby(self.changes, lambda change: change.rewrite):
-            rows.append((f"rewritten: {name.replace('_', ' ')}", _told(list(group))))
+        rows += [array.row() for array in self.largest]
+        rows += rows_of_changes(self.changes)
         if self.refused:
             rows.append(("not used, as kernels' bits differ here", ", ".join(self.refused)))
         if self.budget is not None:
@@ -416,17 +392,6 @@ class Plan:
             path: of the pickle file, as ``torch.cuda.memory._dump_snapshot`` writes it.
         """
         write_snapshot(self.problem, self.memory, path)
-
-
-def _told(changes: Sequence[Change]) -> str:
-    """Return what a rewrite has done."""
-    told = [f"{len(changes):,} times, {format_bytes(sum(change.saved_bytes for change in changes))} not kept"]
-    extra_operations = sum(change.extra_operations for change in changes)
-    if extra_operations:
-        told.append(f"{extra_operations / 1e9:,.3g} GFLOP more")
-    if not all(change.same_bits for change in changes):
-        told.append("last bits may differ from eager's")
-    return ", ".join(told)
 
 
 def _baseline_to_json(baseline: Baseline | None) -> dict[str, Any] | None:

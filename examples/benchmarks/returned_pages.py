@@ -159,8 +159,7 @@ def _idle_ranges(step: Any, operator: str) -> Any:
 
 
 def _living(problem: Any, plan: Any) -> Any:
-    index = {operator.name: position for position, operator in enumerate(problem.operators)}
-    return lifetimes(problem, [index[name] for name in plan.order])
+    return lifetimes(problem, problem.indices_of(plan.order))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from olla_fx.arena.events import AllocationEvent, EventKind, record_events
+from olla_fx.report.totals import Totals
 from olla_fx.torch_compat import TorchDispatchMode, pytree
 from olla_solvers.baselines.caching_allocator import CachingAllocatorModel
 
@@ -82,6 +83,29 @@ class Baseline:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this is no baseline: {type(error).__name__}: {error}") from error
+
+
+def eager_totals(
+    alone: Baseline, measured: Baseline | None, *, static_bytes: int, old_gradient_bytes: int
+) -> Totals:
+    """Return what an eager step needs at its worst moment.
+
+    Args:
+        alone: without kernels' workspaces.
+        measured: with them; None if they are not known.
+        static_bytes: the caller's, alive all the time.
+        old_gradient_bytes: of gradients that the step adds to, and so begins with.
+    """
+    allocator = measured or alone
+    return Totals(
+        static_bytes,
+        alone.gradient_bytes + old_gradient_bytes,
+        alone.output_bytes,
+        alone.live_peak_bytes - alone.gradient_bytes - alone.output_bytes,
+        None if measured is None else static_bytes + old_gradient_bytes + measured.live_peak_bytes,
+        allocator.reserved_bytes,
+        allocator.fragmentation,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,8 +206,7 @@ def _placeholder_name(step_input: StepInput) -> str:
 
 def _comments(dataflow: Dataflow, problem: Problem, plan: MemoryPlan) -> dict[str, str]:
     """Describe for each operator the offsets and lifetimes of its arrays."""
-    index = {node.name: position for position, node in enumerate(dataflow.operators)}
-    order = [index[name] for name in plan.order]
+    order = problem.indices_of(plan.order)
     living = lifetimes(problem, order)
     comments: dict[str, str] = {}
     for timestep, name in enumerate(plan.order):

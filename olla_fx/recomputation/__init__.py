@@ -126,8 +126,7 @@ class RecomputableStep:
         """
         step = with_repetitions(self.kept.dataflow, answer.executions, self.probe)
         dataflow = self.rewriting.with_workspaces(step.dataflow)
-        index = {operator.name: number for number, operator in enumerate(dataflow.problem.operators)}
-        order = tuple(index[name] for name in step.order)
+        order = tuple(dataflow.problem.indices_of(step.order))
         schedule = Schedule(order, peak_bytes(dataflow.problem, order), 0, "recomputation")
         candidate = Candidate(dataflow, self.kept.changes, schedule, recomputed=self._told(answer))
         return candidate, step

@@ -11,8 +11,7 @@ from olla_solvers.spans import spans_of
 
 def placed_spans(problem: Problem, plan: MemoryPlan) -> Iterator[tuple[Span, Offset]]:
     """Yield each planned array and workspace with its offset in the buffer, in bytes."""
-    index = {operator.name: position for position, operator in enumerate(problem.operators)}
     workspaces = {f"workspace of {name}": offset for name, offset in plan.workspace_offsets.items()}
     offsets = {**plan.offsets, **workspaces}
-    for span in spans_of(problem, [index[name] for name in plan.order]):
+    for span in spans_of(problem, problem.indices_of(plan.order)):
         yield span, offsets[span.name]

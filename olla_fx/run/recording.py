@@ -169,16 +169,15 @@ def read_recording(
         addresses: for each timestep, of each flattened result.
         recording: the planning thread's requests, in order; their ``operator`` is the timestep.
     """
-    index = {operator.name: position for position, operator in enumerate(dataflow.problem.operators)}
     by_operator: dict[int, list[RecordedRequest]] = collections.defaultdict(list)
     for request in recording:
         by_operator[request.operator].append(request)
     records: dict[str, OperatorRecord] = {}
     unallocated: list[str] = []
-    for timestep, name in enumerate(order):
-        arrays = _arrays_by_address(dataflow, index[name], addresses.get(timestep, ()))
+    for timestep, operator in enumerate(dataflow.problem.indices_of(order)):
+        arrays = _arrays_by_address(dataflow, operator, addresses.get(timestep, ()))
         record, missing = _read_operator(timestep, by_operator[timestep], arrays, dataflow)
-        records[name] = record
+        records[order[timestep]] = record
         unallocated.extend(dataflow.problem.arrays[array].name for array in missing)
     return StepRecord(records, tuple(unallocated))
 

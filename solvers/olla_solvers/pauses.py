@@ -87,8 +87,7 @@ def place_at_ends(
 
 def _placed(problem: Problem, plan: MemoryPlan) -> tuple[tuple[Span, ...], list[Offset]]:
     """Return a plan's spans and their offsets."""
-    index = {operator.name: position for position, operator in enumerate(problem.operators)}
-    spans = spans_of(problem, [index[name] for name in plan.order])
+    spans = spans_of(problem, problem.indices_of(plan.order))
     offsets = [plan.offsets[array.name] for array in problem.planned]
     offsets += [plan.workspace_offsets[operator.name] for _, operator in scratching(problem)]
     return spans, offsets

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -148,6 +148,15 @@ class Problem:
         problem = object.__new__(Problem)
         problem.__dict__.update(structure, operators=operators, arrays=arrays)
         return problem
+
+    def indices_of(self, names: Iterable[str]) -> list[OperatorIndex]:
+        """Return the operators of some names, in the same sequence.
+
+        Raises:
+            KeyError: if there is no operator of a name.
+        """
+        index = {operator.name: position for position, operator in enumerate(self.operators)}
+        return [index[name] for name in names]
 
     def is_executable(self, order: Sequence[OperatorIndex]) -> bool:
         """Return True if an order runs every operator once, and after all that it needs."""

@@ -37,8 +37,7 @@ class KeptOrder:
         """
         self.problem = problem
         self.order = tuple(order)
-        index = {operator.name: position for position, operator in enumerate(problem.operators)}
-        sequence = [index[name] for name in order]
+        sequence = problem.indices_of(order)
         alive = lifetimes(problem, sequence)
         self._lifetimes = [(alive[array.name].lower, alive[array.name].upper) for array in problem.planned]
         self._timesteps = timesteps(sequence)

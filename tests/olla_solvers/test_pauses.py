@@ -15,8 +15,7 @@ from tests.olla_solvers.graphs import problems
 
 def alive_at(problem, plan, operator):
     """Return name, bytes and offset of what is alive while an operator runs."""
-    index = {item.name: position for position, item in enumerate(problem.operators)}
-    spans = spans_of(problem, [index[name] for name in plan.order])
+    spans = spans_of(problem, problem.indices_of(plan.order))
     at = plan.order.index(operator)
     offsets = {**plan.offsets, **{f"workspace of {name}": at for name, at in plan.workspace_offsets.items()}}
     return [

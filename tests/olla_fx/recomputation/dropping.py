@@ -157,8 +157,8 @@ class Dropping:
         dropped = choose_at_random(problem, self.share, self.seed)
         step = with_repetitions(kept, drop(problem, dropped, self.again, self.seed))
         step.dataflow.graph_module.graph.lint()
-        index = {operator.name: number for number, operator in enumerate(step.dataflow.problem.operators)}
-        assert step.dataflow.problem.is_executable([index[name] for name in step.order])
+        order = step.dataflow.problem.indices_of(step.order)
+        assert step.dataflow.problem.is_executable(order)
         repeated = [str(node.target) for node in step.dataflow.operators if node.meta.get(REPEATED)]
         self.repeated.append(repeated)
         return Candidate(step.dataflow, candidate.changes)
