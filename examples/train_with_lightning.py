@@ -51,7 +51,7 @@ def fit(steps: int, callbacks: list[lightning.pytorch.callbacks.Callback]) -> li
     lightning.seed_everything(0, verbose=False)
     digits = load_digits()
     images = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None]
-    data = torch.utils.data.TensorDataset(images, torch.tensor(digits.target))
+    dataset = torch.utils.data.TensorDataset(images, torch.tensor(digits.target))
     trainer = lightning.Trainer(
         max_steps=steps,
         accelerator="cpu",
@@ -63,7 +63,7 @@ def fit(steps: int, callbacks: list[lightning.pytorch.callbacks.Callback]) -> li
         callbacks=callbacks,
     )
     model = Digits()
-    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=32))
+    trainer.fit(model, torch.utils.data.DataLoader(dataset, batch_size=32))
     return model.losses
 
 

@@ -99,9 +99,9 @@ def measure(problem: RecomputationProblem, link: Link, seconds: float) -> Figure
             points.setdefault(planner, []).append(point)
 
         for planner, recompute in (("DQN", True), ("DQN, swap only", False)):
-            found = plan_by_learning(problem, limit, link, recompute=recompute, time_limit=seconds)
-            put(planner, found.plan.peak_bytes, found.plan.extra_seconds)
-            games.append(len(found.returns))
+            learned = plan_by_learning(problem, limit, link, recompute=recompute, time_limit=seconds)
+            put(planner, learned.plan.peak_bytes, learned.plan.extra_seconds)
+            games.append(len(learned.returns))
             put(f"{planner}, at random", *_at_random(problem, limit, link, recompute, games[-1]))
         chen = [HEURISTICS[method](problem, limit) for method in CHEN]
         best = min(chen, key=lambda plan: (max(plan.peak_bytes, limit), plan.extra_seconds))
@@ -156,8 +156,8 @@ def transferred(
     once = Settings(episodes=1, random_games=0, updates=0)
 
     def share(**named: Any) -> float | None:
-        found = plan_by_learning(large, limit, link, **named)
-        return found.plan.extra_seconds / large.step_seconds if found.is_met else None
+        learned = plan_by_learning(large, limit, link, **named)
+        return learned.plan.extra_seconds / large.step_seconds if learned.is_met else None
 
     untaught = [share(settings=once, network=QNetwork(seed=seed)) for seed in range(5)]
     return {
@@ -206,7 +206,7 @@ def tables(results: Mapping[str, Figures]) -> str:
 
 def _shown(value: Any) -> str:
     if isinstance(value, list):
-        met = sorted(float("inf") if each is None else each for each in value)
+        met = sorted(float("inf") if extra_time is None else extra_time for extra_time in value)
         value = met[len(met) // 2]
     return "-" if value is None or value == float("inf") else _percent(value)
 

@@ -24,11 +24,11 @@ def kmeans(parts: int = PARTS, points: int = POINTS, iterations: int = ITERATION
         points: of each part.
         iterations: of assigning and averaging.
     """
-    data = [torch.randn(points, FEATURES) for _ in range(parts)]
-    centres = data[0][:CENTRES].clone()
+    blocks = [torch.randn(points, FEATURES) for _ in range(parts)]
+    centres = blocks[0][:CENTRES].clone()
     for _ in range(iterations):
         sums, counts = torch.zeros_like(centres), torch.zeros(len(centres))
-        for part in data:
+        for part in blocks:
             distances = (centres * centres).sum(1) - 2 * (part @ centres.T)
             nearest = distances.argmin(1)
             sums.index_add_(0, nearest, part)

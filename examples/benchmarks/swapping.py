@@ -89,21 +89,21 @@ def table_2(step: TimedStep, link: Link, orders: Callable[[], Orders] | None = N
         orders: the step in this project's orders, for its own planner; None for the paper's methods alone.
     """
     planner = AutoSwap.of(step, link)
-    found: dict[str, int] = {}
+    least_bytes: dict[str, int] = {}
     for score in Score:
         weights = only(score)
-        found[score] = least_without_extra(step, partial(planner.plan, weights=weights))
+        least_bytes[score] = least_without_extra(step, partial(planner.plan, weights=weights))
     # Where a score alone adds nothing the combination adds nothing; beyond that it is searched for.
-    best = min(found.values())
-    found["combined"] = least_without_extra(step, planner.tuned_plan, best)
-    found["least-recently-used"] = least_without_extra(
+    best = min(least_bytes.values())
+    least_bytes["combined"] = least_without_extra(step, planner.tuned_plan, best)
+    least_bytes["least-recently-used"] = least_without_extra(
         step, lambda limit: least_recently_used(step, limit, link)
     )
-    found["longest-reused"] = least_without_extra(step, lambda limit: longest_reused(step, limit, link))
+    least_bytes["longest-reused"] = least_without_extra(step, lambda limit: longest_reused(step, limit, link))
     if orders is not None:
-        found["joint"] = step.problem.static_bytes + least_by_ours(orders(), link)
+        least_bytes["joint"] = step.problem.static_bytes + least_by_ours(orders(), link)
     return {
-        "load": found,
+        "load": least_bytes,
         "peak": step.peak_bytes,
         "least": least_load_bytes(step),
         "seconds": sum(step.seconds),

@@ -144,7 +144,7 @@ def _draw_loads(axis: Any, known: Figures) -> None:
     for key, figures in known.items():
         milliseconds = [1000 * end for end in figures["ends"]]
         for name, load in figures["loads"].items():
-            axis.step(milliseconds, [each / MB for each in load], label=name, linewidth=1)
+            axis.step(milliseconds, [size_bytes / MB for size_bytes in load], label=name, linewidth=1)
         axis.set_title(f"Figure 8: load of {key.split()[0]}")
     axis.set_xlabel("ms of computing")
     axis.set_ylabel("MB")

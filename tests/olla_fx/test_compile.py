@@ -37,7 +37,7 @@ def test_a_step_planned_again_begins_from_its_earlier_order(monkeypatch: pytest.
 
 def test_a_planned_step_holds_one_graph() -> None:
     gc.collect()
-    before = sum(type(thing) is fx.Node for thing in gc.get_objects())
+    before = sum(type(held) is fx.Node for held in gc.get_objects())
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     step = olla_fx.optimize(model, torch.randn(3, 4), fallback="raise")
     for _ in range(3):

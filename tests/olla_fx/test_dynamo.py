@@ -274,7 +274,7 @@ def test_models_of_one_graph_in_turn():
     models = [mlp() for _ in range(3)]
     eager = copy.deepcopy(models)
     compiled = [torch.compile(model, backend="olla_fx") for model in models]
-    before = {id(thing) for thing in gc.get_objects() if type(thing) is olla_fx.PlannedModule}
+    before = {id(module) for module in gc.get_objects() if type(module) is olla_fx.PlannedModule}
     for _ in range(5):
         x = vectors(1)[0][0]
         for theirs, ours, called in zip(eager, models, compiled, strict=True):
@@ -284,8 +284,8 @@ def test_models_of_one_graph_in_turn():
             pairs = zip(theirs.parameters(), ours.parameters(), strict=True)
             assert_same(*zip(*((one.grad, other.grad) for one, other in pairs), strict=True), "gradients")
     (planned,) = (
-        thing
-        for thing in gc.get_objects()
-        if type(thing) is olla_fx.PlannedModule and id(thing) not in before
+        module
+        for module in gc.get_objects()
+        if type(module) is olla_fx.PlannedModule and id(module) not in before
     )
     assert_served(planned)

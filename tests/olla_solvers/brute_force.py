@@ -18,7 +18,7 @@ def executable_orders(problem: Problem) -> Iterator[tuple[int, ...]]:
         if len(order) == count:
             yield order
         for operator in range(count):
-            if operator not in order and all(each in order for each in problem.predecessors[operator]):
+            if operator not in order and all(earlier in order for earlier in problem.predecessors[operator]):
                 yield from continued((*order, operator))
 
     return continued(())

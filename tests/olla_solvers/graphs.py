@@ -38,7 +38,7 @@ class Builder:
     def update(self, name: str, reads: Sequence[str], after: Sequence[str]) -> None:
         """An in-place update: makes no array, runs after everything that reads what it overwrites."""
         self.run(name, reads)
-        self.before.extend((self.index[each], self.index[name]) for each in after)
+        self.before.extend((self.index[earlier], self.index[name]) for earlier in after)
 
     def build(self) -> Problem:
         arrays = [
@@ -188,7 +188,7 @@ def training_steps(draw: st.DrawFn, most: int = 4) -> Problem:
 def smallest_peak(problem: Problem) -> int:
     """The smallest peak over all orders, by trying every operator last for every set of operators."""
     count = len(problem.operators)
-    needs = [sum(1 << each for each in problem.predecessors[v]) for v in range(count)]
+    needs = [sum(1 << earlier for earlier in problem.predecessors[v]) for v in range(count)]
 
     def cost(done: int, running: int) -> int:
         now = done | 1 << running

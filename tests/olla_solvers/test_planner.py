@@ -62,9 +62,9 @@ def test_other_orders_of_training_steps_need_no_more(problem: Problem) -> None:
 
 def check_orders(problem: Problem) -> None:
     peak = order(problem, solver="none").peak_bytes
-    found = [sequence for _, sequence in orders_of_peak(problem, peak)]
-    assert len(set(found)) == len(found)
-    for sequence in found:
+    orders = [sequence for _, sequence in orders_of_peak(problem, peak)]
+    assert len(set(orders)) == len(orders)
+    for sequence in orders:
         position = {operator: time for time, operator in enumerate(sequence)}
         assert sorted(sequence) == list(range(len(problem.operators)))
         assert all(position[first] < position[then] for first, then in problem.edges)

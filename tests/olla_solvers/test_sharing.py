@@ -47,7 +47,7 @@ def peak_with(problem, sequence, pairs):
     """The peak of an order with pairs, which are one array when taken over; None if that cannot be."""
     at = {operator: timestep for timestep, operator in enumerate(sequence)}
     spans = [
-        (at[array.producer], max((at[each] for each in array.consumers), default=at[array.producer]))
+        (at[array.producer], max((at[reader] for reader in array.consumers), default=at[array.producer]))
         for array in problem.arrays
     ]
     for read, made in pairs:
@@ -113,7 +113,7 @@ def test_what_is_taken_over_is_one_array(example):
         try:
             shared = taken_over(problem, chosen)
         except ProblemError:
-            assert not any(peak_with(problem, each, chosen) for each in executable_orders(problem))
+            assert not any(peak_with(problem, sequence, chosen) for sequence in executable_orders(problem))
             continue
         assert len(shared.arrays) == len(problem.arrays) - len(chosen)
         for sequence in itertools.islice(executable_orders(problem), 50):

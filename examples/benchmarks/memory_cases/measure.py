@@ -179,4 +179,4 @@ def planned_figures() -> dict[str, Any]:
 
 def alive(kind: type[Kind]) -> list[Kind]:
     """Return all objects of a class in this process: ``torch.compile`` hands out none of its own."""
-    return [thing for thing in gc.get_objects() if type(thing) is kind]
+    return [held for held in gc.get_objects() if type(held) is kind]

@@ -97,10 +97,10 @@ def _looking(answered: Path, on_answer: Callable[[Any], None]) -> Callable[[], N
     seen: list[bytes] = [b""]
 
     def look() -> None:
-        data = answered.read_bytes() if answered.exists() else b""
-        if data != seen[0]:
-            seen[0] = data
-            answer = pickle.loads(data)
+        written = answered.read_bytes() if answered.exists() else b""
+        if written != seen[0]:
+            seen[0] = written
+            answer = pickle.loads(written)
             if not isinstance(answer, _Refused):
                 on_answer(answer)
 

@@ -46,9 +46,9 @@ def test_the_best_actions_are_found(layers, seconds, limit, link):
     problem = chain(layers, seconds)
     environment = Environment(problem, limit, link)
     best = best_of_all_games(environment)
-    found = plan_by_learning(problem, limit, link, settings=QUICK)
-    assert found.is_met
-    assert found.plan.extra_seconds == pytest.approx(best)
+    learned = plan_by_learning(problem, limit, link, settings=QUICK)
+    assert learned.is_met
+    assert learned.plan.extra_seconds == pytest.approx(best)
 
 
 def test_learning_is_better_than_chance():
@@ -146,30 +146,30 @@ def test_what_was_learned_on_a_small_step_serves_a_larger_one():
 def test_a_time_limit_is_kept():
     problem = chain(40, (1.0, 2.0))
     began = time.monotonic()
-    found = plan_by_learning(problem, 200, LINK, settings=Settings(episodes=10**6), time_limit=1.0)
+    learned = plan_by_learning(problem, 200, LINK, settings=Settings(episodes=10**6), time_limit=1.0)
     assert time.monotonic() - began < 6
-    assert found.plan.peak_bytes <= problem.problem.arrays[0].size_bytes * 41
-    assert found.seconds < 6
+    assert learned.plan.peak_bytes <= problem.problem.arrays[0].size_bytes * 41
+    assert learned.seconds < 6
 
 
 def test_a_limit_that_cannot_be_met_gives_the_smallest_peak():
-    found = plan_by_learning(chain(6), 25, LINK, settings=Settings(episodes=4))
-    assert not found.is_met
-    assert found.plan.peak_bytes < 70
+    learned = plan_by_learning(chain(6), 25, LINK, settings=Settings(episodes=4))
+    assert not learned.is_met
+    assert learned.plan.peak_bytes < 70
 
 
 def test_a_limit_that_is_met_anyway_needs_no_learning():
-    found = plan_by_learning(chain(3), 1000, LINK)
-    assert found.is_met
-    assert found.returns == ()
-    assert found.network is None
+    learned = plan_by_learning(chain(3), 1000, LINK)
+    assert learned.is_met
+    assert learned.returns == ()
+    assert learned.network is None
 
 
 def test_swapping_alone_makes_nothing_again():
-    found = plan_by_learning(chain(6), 40, LINK, recompute=False, settings=Settings(episodes=10))
-    assert found.is_met
-    assert found.plan.recomputation.dropped == ()
-    assert found.plan.transfers
+    learned = plan_by_learning(chain(6), 40, LINK, recompute=False, settings=Settings(episodes=10))
+    assert learned.is_met
+    assert learned.plan.recomputation.dropped == ()
+    assert learned.plan.transfers
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,8 @@ class Poisoning(lightning.pytorch.callbacks.Callback):
 def fit(make, folder, callbacks=(), *, checkpoint=None, epochs=3, **arguments):
     lightning.seed_everything(0, verbose=False)
     model = make()
-    data = torch.utils.data.TensorDataset(torch.randn(22, 8), torch.randint(3, (22,)))
-    loader = torch.utils.data.DataLoader(data, batch_size=4)
+    dataset = torch.utils.data.TensorDataset(torch.randn(22, 8), torch.randint(3, (22,)))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=4)
     trainer = lightning.Trainer(
         max_epochs=epochs, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=folder, callbacks=list(callbacks), **arguments,

@@ -56,7 +56,7 @@ def test_memory_is_free_when_a_copy_is_done():
     del source, target
     copy.wait()
     gc.collect()
-    assert [each() for each in gone] == [None, None]
+    assert [reference() for reference in gone] == [None, None]
 
 
 def test_sessions_give_memory_back_and_wait_for_what_is_under_way():
@@ -146,20 +146,20 @@ def test_a_forked_process_does_not_wait_for_threads_that_it_does_not_have(monkey
 def test_sessions_belong_to_threads():
     memory, engines = HostMemory(SIZE, CPU), engines_for(CPU, FAST)
     session = Session(memory, engines, {0: (0, SIZE)})
-    found = []
+    errors = []
 
     def look():
         try:
             torch.ops.olla_fx.offload(torch.ones(2), 0)
         except RuntimeError as error:
-            found.append(str(error))
+            errors.append(str(error))
 
     with session.entered():
         thread = threading.Thread(target=look)
         thread.start()
         thread.join()
     session.close()
-    assert "call the step" in found[0]
+    assert "call the step" in errors[0]
 
 
 def test_a_host_without_memory_is_told(monkeypatch):
@@ -229,6 +229,6 @@ def test_streams_keep_memory_until_it_was_waited_for(monkeypatch):
     gone = [weakref.ref(source), weakref.ref(target)]
     copy = engines.begin_in(source, target)
     del source, target
-    assert all(each() is not None for each in gone)
+    assert all(reference() is not None for reference in gone)
     copy.wait()
-    assert [each() for each in gone] == [None, None]
+    assert [reference() for reference in gone] == [None, None]

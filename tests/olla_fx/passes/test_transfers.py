@@ -43,17 +43,17 @@ def test_transfers_stand_at_their_boundaries(step):
     dataflow, stated = step
     chosen = far_ones(stated)
     swapped = with_transfers(dataflow, stated, chosen)
-    timestep, found = 0, {offload: [], offload_wait: [], reload: [], reload_wait: []}
+    timestep, timesteps_of = 0, {offload: [], offload_wait: [], reload: [], reload_wait: []}
     for node in swapped.operators:
         if is_transfer(node):
-            found[node.target].append(timestep)
+            timesteps_of[node.target].append(timestep)
         else:
             timestep += 1
-    assert found == {
-        offload: sorted(each.out_after + 1 for each in chosen),
-        offload_wait: sorted(each.gone_before for each in chosen),
-        reload: sorted(each.back_from for each in chosen),
-        reload_wait: sorted(each.back_before for each in chosen),
+    assert timesteps_of == {
+        offload: sorted(transfer.out_after + 1 for transfer in chosen),
+        offload_wait: sorted(transfer.gone_before for transfer in chosen),
+        reload: sorted(transfer.back_from for transfer in chosen),
+        reload_wait: sorted(transfer.back_before for transfer in chosen),
     }
 
 
@@ -61,15 +61,15 @@ def test_copies_that_begin_together_come_in_the_sequence_of_the_transfers(step):
     dataflow, stated = step
     chosen = all_that_can(stated)
     random.Random(0).shuffle(chosen)
-    assert len({each.array for each in chosen}) < len(chosen)
+    assert len({transfer.array for transfer in chosen}) < len(chosen)
     begins, timestep = {offload: [], reload: []}, 0
     for node in with_transfers(dataflow, stated, chosen).operators:
         if node.target in begins:
             begins[node.target].append((timestep, node.args[1]))
         timestep += not is_transfer(node)
     assert begins == {
-        offload: sorted((each.out_after + 1, number) for number, each in enumerate(chosen)),
-        reload: sorted((each.back_from, number) for number, each in enumerate(chosen)),
+        offload: sorted((transfer.out_after + 1, number) for number, transfer in enumerate(chosen)),
+        reload: sorted((transfer.back_from, number) for number, transfer in enumerate(chosen)),
     }
 
 
@@ -78,7 +78,7 @@ def test_memory_is_free_while_an_array_is_away(step):
     chosen = far_ones(stated)
     swapped = with_transfers(dataflow, stated, chosen)
     plan = make_plan(swapped.problem, solver="none")
-    sizes = [stated.problem.arrays[each.array].size_bytes for each in chosen]
+    sizes = [stated.problem.arrays[transfer.array].size_bytes for transfer in chosen]
     assert plan.host_bytes <= max(host_bytes(chosen, sizes, len(stated.order)))
     assert sum(away_bytes(chosen, sizes, len(stated.order))) > 0
     plain = make_plan(stated.problem, solver="none")
@@ -129,7 +129,7 @@ def test_what_is_not_sound_is_refused(step):
     dataflow, stated = step
     chosen = far_ones(stated)[0]
     array = stated.problem.arrays[chosen.array]
-    static = next(i for i, each in enumerate(stated.problem.arrays) if each.kind is ArrayKind.STATIC)
+    static = next(i for i, array in enumerate(stated.problem.arrays) if array.kind is ArrayKind.STATIC)
     made = timesteps(stated.order)[array.producer]
     cases = [
         (one(stated, array=static), "cannot wait on the host"),

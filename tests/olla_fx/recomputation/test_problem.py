@@ -116,7 +116,9 @@ def test_sizes_that_vary(dropping):
     batches = [images(1, batch=batch, size=size)[0] for batch, size in ((2, 8), (3, 12), (5, 16), (2, 10))]
     for name in ("residual", "activations"):
         torch.manual_seed(0)
-        pair = WholeStep(MODELS[name][0](), sgd, batches[0]).run([each for each in batches for _ in range(2)])
+        pair = WholeStep(MODELS[name][0](), sgd, batches[0]).run(
+            [batch for batch in batches for _ in range(2)]
+        )
         assert pair.step.stats.families == 1
     assert all(len(repeated) > 4 for repeated in dropping.repeated)
 

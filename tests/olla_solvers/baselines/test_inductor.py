@@ -26,7 +26,7 @@ def plain_lpmf(problem: Problem) -> tuple[int, ...]:
         return sum(
             array.size_bytes
             for array in planned
-            if [each for each in array.consumers if each not in done] == [operator]
+            if [reader for reader in array.consumers if reader not in done] == [operator]
             or (array.producer == operator and not array.consumers)
         )
 
@@ -34,7 +34,7 @@ def plain_lpmf(problem: Problem) -> tuple[int, ...]:
         ready = [
             v
             for v in range(len(problem.operators))
-            if v not in done and all(each in done for each in problem.predecessors[v])
+            if v not in done and all(earlier in done for earlier in problem.predecessors[v])
         ]
         chosen = min(ready, key=lambda v: (made[v] if made[v] > gap else 0, made[v] - freed(v), v))
         gap = max(gap, made[chosen]) - made[chosen] + freed(chosen)

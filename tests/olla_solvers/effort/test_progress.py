@@ -44,7 +44,10 @@ def test_the_log_keeps_what_is_better_and_nothing_else() -> None:
     log = ProgressLog(0.0, bound_bytes=3)
     for value, bound, method in ((10, 0, "a"), (11, 0, "b"), (10, 3, "c"), (9, 0, "d"), (12, 9, "e")):
         log.note(value, bound, method)
-    kept = [(each.value_bytes, each.bound_bytes, each.method) for each in log.improvements]
+    kept = [
+        (improvement.value_bytes, improvement.bound_bytes, improvement.method)
+        for improvement in log.improvements
+    ]
     assert kept == [(10, 3, "a"), (9, 3, "d"), (9, 9, "e")]
 
 

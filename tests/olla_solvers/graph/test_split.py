@@ -25,6 +25,8 @@ def test_a_window_costs_what_it_does_in_the_order(problem: Problem, data: st.Dat
     piece = piece_between(flow, sequence, start, end)
     number = {original: local for local, original in enumerate(piece.parts) if original is not None}
     before = [local for local, original in enumerate(piece.parts) if original is None and local == 0]
-    inner = [*before, *(number[each] for each in sequence[start:end])]
-    costs = piece.flow.costs([*inner, *(each for each in range(piece.flow.count) if each not in inner)])
+    inner = [*before, *(number[operator] for operator in sequence[start:end])]
+    costs = piece.flow.costs(
+        [*inner, *(operator for operator in range(piece.flow.count) if operator not in inner)]
+    )
     assert costs[len(before) : len(inner)] == flow.costs(sequence)[start:end]

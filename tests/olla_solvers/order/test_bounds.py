@@ -31,11 +31,11 @@ def test_mincut_bounds_hold_without_contraction(problem: Problem) -> None:
 def smallest_cut(flow: FlowGraph, operator: int) -> int:
     """Return what an operator costs from the best of all states that it can run from."""
     low, after = flow.ancestors[operator], flow.descendants[operator] | 1 << operator
-    free = [each for each in range(flow.count) if not (low | after) >> each & 1]
+    free = [operator for operator in range(flow.count) if not (low | after) >> operator & 1]
     best = []
     for chosen in range(1 << len(free)):
-        state = low | sum(1 << each for at, each in enumerate(free) if chosen >> at & 1)
-        if all(not flow.ancestors[each] & ~state for each in bits_of(state)):
+        state = low | sum(1 << operator for at, operator in enumerate(free) if chosen >> at & 1)
+        if all(not flow.ancestors[operator] & ~state for operator in bits_of(state)):
             best.append(live_bytes(flow, state))
     return min(best) + flow.rise_bytes[operator]
 

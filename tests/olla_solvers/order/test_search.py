@@ -33,13 +33,13 @@ def name_of(rules: SearchRules) -> str:
 
 
 def searched(flow: FlowGraph, rules: SearchRules) -> Alternation:
-    found = Alternation(flow, range(flow.count), 0, rules)
-    found.run(float("inf"))
-    position = {operator: at for at, operator in enumerate(found.order)}
+    search = Alternation(flow, range(flow.count), 0, rules)
+    search.run(float("inf"))
+    position = {operator: at for at, operator in enumerate(search.order)}
     assert sorted(position) == list(range(flow.count))
     assert all(position[u] < position[v] for v in position for u in flow.predecessors[v])
-    assert flow.peak_bytes(found.order) == found.peak_bytes
-    return found
+    assert flow.peak_bytes(search.order) == search.peak_bytes
+    return search
 
 
 def check(problem: Problem, *combinations: SearchRules) -> None:
@@ -47,11 +47,11 @@ def check(problem: Problem, *combinations: SearchRules) -> None:
     flow, _ = flow_of(problem)
     contracted = contract(flow)
     for rules in combinations:
-        found = searched(flow, rules)
-        assert found.peak_bytes == found.bound_bytes == optimum
-        found = searched(contracted.flow, rules)
-        assert max(found.peak_bytes, contracted.floor_bytes) == optimum
-        assert max(found.bound_bytes, contracted.floor_bytes) == optimum
+        search = searched(flow, rules)
+        assert search.peak_bytes == search.bound_bytes == optimum
+        search = searched(contracted.flow, rules)
+        assert max(search.peak_bytes, contracted.floor_bytes) == optimum
+        assert max(search.bound_bytes, contracted.floor_bytes) == optimum
 
 
 @pytest.mark.parametrize("rules", COMBINATIONS, ids=name_of)
@@ -75,12 +75,12 @@ def test_search_finds_and_proves_the_optimum(rules: SearchRules) -> None:
 def test_bound_and_order_hold_whenever_the_search_is_stopped(problem: Problem) -> None:
     flow, _ = flow_of(problem)
     optimum = smallest_peak(problem)
-    found = Alternation(flow, range(flow.count), 0)
-    peak, bound = found.peak_bytes, found.bound_bytes
-    while not found.is_done:
-        found.run(float("inf"), most_states=1)
-        assert bound <= found.bound_bytes <= optimum <= found.peak_bytes <= peak
-        peak, bound = found.peak_bytes, found.bound_bytes
+    search = Alternation(flow, range(flow.count), 0)
+    peak, bound = search.peak_bytes, search.bound_bytes
+    while not search.is_done:
+        search.run(float("inf"), most_states=1)
+        assert bound <= search.bound_bytes <= optimum <= search.peak_bytes <= peak
+        peak, bound = search.peak_bytes, search.bound_bytes
     assert peak == bound == optimum
 
 
@@ -99,34 +99,34 @@ def test_a_search_interrupted_anywhere_goes_on_without_losing_its_proof(
         if looks % every == 0 and looks < 300:
             raise DeadlinePassedError
 
-    found = Alternation(flow, range(flow.count), 0, rules)
+    search = Alternation(flow, range(flow.count), 0, rules)
     optimum = smallest_peak(problem)
     with pytest.MonkeyPatch.context() as patch:
         for module in (engine, space):
             patch.setattr(module, "check_time", interrupt)
-        while not found.is_done:
-            found.run(float("inf"), most_states=5)
-            assert found.bound_bytes <= optimum <= found.peak_bytes
-    assert found.peak_bytes == found.bound_bytes == optimum
-    assert flow.peak_bytes(found.order) == optimum
+        while not search.is_done:
+            search.run(float("inf"), most_states=5)
+            assert search.bound_bytes <= optimum <= search.peak_bytes
+    assert search.peak_bytes == search.bound_bytes == optimum
+    assert flow.peak_bytes(search.order) == optimum
 
 
 @MANY
 @given(problems(most=9))
 def test_little_memory_ends_the_search_and_keeps_its_bound(problem: Problem) -> None:
     flow, _ = flow_of(problem)
-    found = Alternation(flow, range(flow.count), 0, most_memory_bytes=0)
-    found.run(float("inf"))
-    assert found.is_done
-    assert found.bound_bytes <= smallest_peak(problem) <= found.peak_bytes
+    search = Alternation(flow, range(flow.count), 0, most_memory_bytes=0)
+    search.run(float("inf"))
+    assert search.is_done
+    assert search.bound_bytes <= smallest_peak(problem) <= search.peak_bytes
 
 
 def test_a_passed_deadline_ends_the_search_at_once() -> None:
     flow, _ = flow_of(alexnet_step())
-    found = Alternation(flow, range(flow.count), 0)
-    found.run(time.monotonic() - 1)
-    assert found.order == tuple(range(flow.count))
-    assert not found.is_done
+    search = Alternation(flow, range(flow.count), 0)
+    search.run(time.monotonic() - 1)
+    assert search.order == tuple(range(flow.count))
+    assert not search.is_done
 
 
 def test_a_deadline_that_passes_before_a_state_is_expanded_does_not_lose_it() -> None:
@@ -143,8 +143,8 @@ def test_a_deadline_that_passes_before_a_state_is_expanded_does_not_lose_it() ->
 def test_either_direction_proves_small_steps(rules: SearchRules) -> None:
     for problem in (mlp_step(), alexnet_step()):
         flow, _ = flow_of(problem)
-        found = searched(contract(flow).flow, rules)
-        assert found.peak_bytes == found.bound_bytes == searched(flow, ALL_RULES).peak_bytes
+        search = searched(contract(flow).flow, rules)
+        assert search.peak_bytes == search.bound_bytes == searched(flow, ALL_RULES).peak_bytes
 
 
 @pytest.mark.slow

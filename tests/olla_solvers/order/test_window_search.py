@@ -26,18 +26,18 @@ def test_searching_windows_never_worsens_and_can_be_continued(problem: Problem, 
     optimum = Portfolio(flow, Patience.until(float("inf")))
     optimum.run_short()
     windows, sequence = WindowSearch(flow), tuple(range(flow.count))
-    found = windows.run(sequence, bound, float("inf"))
-    assert sorted(found) == list(sequence)
-    assert all(found.index(u) < found.index(v) for v in sequence for u in flow.predecessors[v])
-    assert flow.peak_bytes(found) <= flow.peak_bytes(sequence)
+    order = windows.run(sequence, bound, float("inf"))
+    assert sorted(order) == list(sequence)
+    assert all(order.index(u) < order.index(v) for v in sequence for u in flow.predecessors[v])
+    assert flow.peak_bytes(order) <= flow.peak_bytes(sequence)
     # The longest stretch is the whole graph, which is small here.
-    assert flow.peak_bytes(found) <= max(bound, optimum.best.peak_bytes)
-    assert windows.run(found, bound, 0.0) == found
+    assert flow.peak_bytes(order) <= max(bound, optimum.best.peak_bytes)
+    assert windows.run(order, bound, 0.0) == order
 
 
 def test_windows_improve_what_greedy_finds_on_wide_graphs() -> None:
     problem = wide(400, 50)
     flow, _ = flow_of(problem)
     greedy = best_order(flow, 0, float("inf"))
-    found = WindowSearch(flow).run(greedy.order, 0, time.monotonic() + 2)
-    assert flow.peak_bytes(found) < greedy.peak_bytes
+    order = WindowSearch(flow).run(greedy.order, 0, time.monotonic() + 2)
+    assert flow.peak_bytes(order) < greedy.peak_bytes
