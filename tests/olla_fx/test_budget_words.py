@@ -12,9 +12,9 @@ from olla_fx.memory_budget import MemoryBudget
 from olla_fx.within_budget import BudgetedStep
 from olla_solvers.errors import SolverUnavailableError
 from olla_solvers.ilp import backends
+from tests.olla_fx.budgets import RUNS, batches, network, plan
 from tests.olla_fx.harness import OwnLoop
 from tests.olla_fx.helpers import images, sgd
-from tests.olla_fx.test_within_budget import RUNS, batches, network, plan
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import olla_fx
 from olla_fx import compile as pipeline
 from olla_fx import disk_cache
 from olla_fx.errors import SwapError
+from tests.olla_fx.budgets import measured_peak
 from tests.olla_fx.harness import OwnLoop, WholeStep, assert_served
 from tests.olla_fx.helpers import MOMENTUM
 from tests.olla_fx.recomputation.models import MODELS
-from tests.olla_fx.test_within_budget import measured_peak
 
 LINK = "2GB/s"
 

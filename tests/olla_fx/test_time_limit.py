@@ -15,9 +15,9 @@ from olla_solvers.effort import apart
 from olla_solvers.plan import MemoryPlan
 from olla_solvers.problem import Problem
 from olla_solvers.recomputation import least_time
+from tests.olla_fx.budgets import batches, network
 from tests.olla_fx.helpers import MOMENTUM, SmallNet, images
 from tests.olla_fx.run.whole_step.clipped import ClippedStep
-from tests.olla_fx.test_within_budget import batches, network
 
 LIMIT = 1000.0
 

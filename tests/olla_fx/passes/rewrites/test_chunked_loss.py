@@ -1,15 +1,11 @@
-"""Losses over many classes in parts: what is changed, where, and the same bits."""
+"""Losses over many classes in chunks: what is changed, where, and the same bits."""
 
-import dataclasses
 import json
-from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import olla_fx
@@ -17,147 +13,25 @@ from olla_fx.capture import Mode, StepRequest, capture
 from olla_fx.costs.work import work_of
 from olla_fx.dataflow import build_dataflow
 from olla_fx.passes import run_passes
-from olla_fx.passes.rewrites import Wanted, chunks_of_loss, loss_gradients
+from olla_fx.passes.rewrites import Wanted
 from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.rewrites import LossChunks
 from olla_fx.step_plan import Plan
 from tests.olla_fx.harness import CompiledLoop, OwnLoop, WholeStep
-from tests.olla_fx.helpers import ADAMW, MOMENTUM, captured_training, sgd, skip_without
+from tests.olla_fx.helpers import ADAMW, captured_training, sgd, skip_without
+from tests.olla_fx.passes.rewrites.languages import (
+    CLASSES,
+    FORMS,
+    IGNORED,
+    Language,
+    WithLoss,
+    changed,
+    own_loop,
+    sentences,
+    whole_step,
+)
 
-aten = torch.ops.aten
-
-CLASSES = 2051
-IGNORED = -100
-
-
-@pytest.fixture(autouse=True)
-def _small_parts(monkeypatch):
-    monkeypatch.setattr(loss_gradients, "LEAST_PART_BYTES", 4096)
-
-
-class Language(nn.Module):
-    """Predicts tokens; with labels it returns the loss."""
-
-    def __init__(self, *, tied=False, bias=False, upcast=False, reduction="mean", **options):
-        super().__init__()
-        self.table = nn.Embedding(CLASSES, 16)
-        self.middle = nn.Linear(16, 16)
-        self.head = nn.Linear(16, CLASSES, bias=bias)
-        if tied:
-            self.head.weight = self.table.weight
-        self.upcast, self.reduction, self.options = upcast, reduction, options
-
-    def forward(self, tokens, labels=None):
-        logits = self.head(torch.tanh(self.middle(self.table(tokens))))
-        return logits if labels is None else self.loss(logits, labels)
-
-    def loss(self, logits, labels):
-        logits = logits.float() if self.upcast else logits
-        given = logits.flatten(0, 1), labels.flatten()
-        loss = F.cross_entropy(*given, reduction=self.reduction, **self.options)
-        return (loss * 0.5).sum() if self.reduction == "none" else loss
-
-
-def sentences(count=3, shape=(5, 13), ignored=IGNORED):
-    generator = torch.Generator().manual_seed(3)
-    batches = []
-    for _ in range(count):
-        tokens = torch.randint(CLASSES, shape, generator=generator)
-        labels = torch.randint(CLASSES, shape, generator=generator)
-        batches.append((tokens, labels.masked_fill(labels % 5 == 0, ignored)))
-    return batches
-
-
-def changed(step):
-    return {change.rewrite for change in step.plan.changes}
-
-
-def whole_step(model, batches, optimizer=sgd, **options):
-    return WholeStep(model, optimizer, batches[0], model.loss, **options).run(batches)
-
-
-class WithLoss(nn.Module):
-    """Returns the loss alone, as a loop of one's own wants it."""
-
-    def __init__(self, model, returns_logits=False):
-        super().__init__()
-        self.model, self.returns_logits = model, returns_logits
-
-    def forward(self, tokens, labels):
-        if self.returns_logits:
-            logits = self.model(tokens)
-            return self.model.loss(logits, labels), logits
-        return self.model(tokens, labels)
-
-
-def own_loop(model, batches, **options):
-    first = lambda answer, _: answer[0] if isinstance(answer, tuple) else answer  # noqa: E731
-    batches = [(tokens, labels, labels) for tokens, labels in batches]
-    with options.get("context", nullcontext)():
-        pair = OwnLoop(model, batches[0][:2], loss_fn=first, **options)
-    return pair.run(batches)
-
-
-FORMS = {
-    "plain": {},
-    "sum": {"reduction": "sum"},
-    "rows": {"reduction": "none"},
-    "weighted": {"weight": torch.rand(CLASSES)},
-    "ignored": {"ignore_index": 3},
-    "tied": {"tied": True, "bias": True},
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_gradients_over_log_probabilities(form):
-    batches = sentences(ignored=FORMS[form].get("ignore_index", IGNORED))
-    pair = whole_step(Language(**FORMS[form]), batches)
-    assert "loss_gradients" in changed(pair.step)
-    own_loop(WithLoss(Language(**FORMS[form])), batches)
-
-
-@pytest.mark.parametrize("upcast", [True, False])
-def test_gradients_over_log_probabilities_in_16_bits(upcast):
-    pair = whole_step(Language(upcast=upcast).bfloat16(), sentences())
-    assert "loss_gradients" in changed(pair.step)
-
-
-def test_a_loop_that_gets_logits_and_goes_back_twice():
-    model = WithLoss(Language(), returns_logits=True)
-    batch = sentences(1)[0]
-    pair = own_loop(model, sentences())
-    assert "loss_gradients" in changed(pair.step)
-
-    def twice(called, model):
-        loss, logits = called(*batch)
-        loss.backward(retain_graph=True)
-        (2 * loss + logits.mean()).backward()
-        return loss.detach()
-
-    pair.zero_grad()
-    pair.run_loop(twice)
-
-
-def test_a_loss_needs_one_array_of_its_logits_size():
-    """Without the rewrite, log-probabilities and a gradient of theirs are there at once."""
-    batches = sentences(1, shape=(16, 64))
-    logits_bytes = batches[0][0].numel() * CLASSES * 4
-    peaks = []
-    for rewrites in ("all", "none"):
-        model = Language()
-        peaks.append(WholeStep(model, sgd, batches[0], model.loss, rewrites=rewrites).step.plan.peak_bytes)
-    assert peaks[0] < 1.3 * logits_bytes
-    assert 2 * logits_bytes < peaks[1]
-
-
-def test_log_probabilities_that_something_else_reads():
-    class Both(Language):
-        def loss(self, logits, labels):
-            values = logits.flatten(0, 1).log_softmax(-1)
-            return F.nll_loss(values, labels.flatten()) + (values.exp() * values).sum() * 0.01
-
-    pair = whole_step(Both(), sentences(), MOMENTUM)
-    assert "loss_gradients" not in changed(pair.step)
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 
 CHUNKED = {name: form for name, form in FORMS.items() if name != "weighted"} | {"bias": {"bias": True}}
@@ -371,50 +245,3 @@ def test_a_language_model_of_transformers():
     assert chunked(WholeStep(Loss(), ADAMW, batches[0], first, loss_chunks=8).run(batches).step)
     own = OwnLoop(Loss(), batches[0][:1], loss_fn=first, loss_chunks=8).run(batches)
     assert chunked(own.step)
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    st.integers(0, 10**6), st.integers(2, 70), st.integers(2, 200), st.integers(2, 9), st.integers(0, 2),
-    st.sampled_from([IGNORED, 0, 1]),
-)  # fmt: skip
-def test_losses_and_log_probabilities(seed, rows, classes, count, reduction, ignored):
-    """Losses, and gradients of logits in rows and in columns, for logits with infinities, too."""
-    generator = torch.Generator().manual_seed(seed)
-    # One element a product: its kernels have no choice.
-    hidden = torch.randn(rows, 1, generator=generator)
-    weight = torch.randn(1, classes, generator=generator) * 5
-    weight[0, seed % classes] = (0.0, 1e30, -torch.inf)[seed % 3]
-    target = torch.randint(classes, (rows,), generator=generator)
-    target[0] = ignored
-    above = torch.randn(rows, generator=generator) if reduction == 0 else torch.tensor(0.75)
-    layer = chunks_of_loss.Layer(hidden, weight, None, target, above)
-    sizes = chunks_of_loss.ChunkedLoss(
-        rows, classes, 1, count, torch.float32, torch.float32, reduction, ignored,
-        chunks_of_loss.Gradients(False, False, False),
-    )  # fmt: skip
-    whole = torch._log_softmax(hidden @ weight, 1, False)
-    assert_equal(sizes.whole(run, layer)[0], sizes.forward(run, layer))
-    gathered = chunks_of_loss._Gathered()
-    columns = dataclasses.replace(sizes, wanted=chunks_of_loss.Gradients(False, True, False))
-    for chunk in columns.row_chunks:
-        columns._noted_log_softmax(run, layer, chunk, gathered)
-    notes = [torch.cat(parts) for parts in (gathered.maxima, gathered.largest)]
-    total = sizes.forward(run, layer).total
-    spread = aten.nll_loss_backward(above, whole, target, None, reduction, ignored, total)
-    gradient = torch._log_softmax_backward_data(spread, whole, 1, torch.float32)
-    parts = [
-        columns._gradient_of_columns(run, layer, chunk, notes, target == ignored, total)
-        for chunk in columns.column_chunks
-    ]
-    assert_equal([gradient], [torch.cat(parts, 1)])
-
-
-def run(target, *args, **kwargs):
-    return target(*args, **kwargs)
-
-
-def assert_equal(expected, given):
-    for one, other in zip(expected, given, strict=True):
-        assert torch.equal(one.isnan(), other.isnan())
-        assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
