@@ -18,13 +18,12 @@ The last one measures nothing.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
+import kept_figures
 import torch
 from budget_pytorch import points_by_pytorch
 from budget_steps import STEPS, Step, checkpointed_step, short, step_to_plan
@@ -199,8 +198,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, default=5.0, help="time limit of a plan of DQN's (default: %(default)s)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where figures are kept")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures into an image file")
+    kept_figures.add_options(parser)
     return parser.parse_args()
 
 
@@ -210,16 +208,13 @@ def main() -> int:
     warnings.filterwarnings("ignore", category=UserWarning)
     torch.set_num_threads(1)
     steps = [step for step in STEPS if not options.models or short(step[0]) in options.models]
-    results: dict[str, Any] = {}
-    if options.json and options.json.exists():
-        results = json.loads(options.json.read_text(encoding="utf-8"))
+    results = kept_figures.read(options.json)
     for name, batch, usual in steps if options.parts else ():
         for rewrites in options.rewrites or usual:
             key = f"{short(name)} {batch} {rewrites}"
             measure(name, batch, options, rewrites, results.setdefault(key, {}))
             print(key, results[key]["seconds"], file=sys.stderr)
-            if options.json:
-                options.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+            kept_figures.keep(options.json, results)
     print(tables(results))
     print(f"\n{swapping_tables(results)}")
     if options.plot:

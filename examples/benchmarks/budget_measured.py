@@ -15,13 +15,13 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-import json
 import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import kept_figures
 import numpy as np
 import torch
 from budget_tables import in_markdown, mib
@@ -114,8 +114,7 @@ def main() -> int:
         for share in options.shares:
             rows.append(measure(name, share, options.pairs))
             print(*line(rows[-1]), sep="  ", file=sys.stderr)
-            if options.json:
-                options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+            kept_figures.keep(options.json, rows)
     print(in_markdown(HEADER, map(line, rows)))
     return 1 if any(row["peak_bytes"] > row["budget_bytes"] for row in rows) else 0
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from memory_cases.models import UNet
 from torch import nn
 
 from olla_fx.models import CausalLanguageModel, import_torchvision, logits_loss
@@ -95,43 +96,10 @@ def _loss_of_times(predictions: list[torch.Tensor], target: torch.Tensor) -> tor
     return torch.stack([F.cross_entropy(logits, wanted) for logits, wanted in pairs]).mean()
 
 
-def _double_convolution(before: int, after: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for channels in (before, after):
-        layers += [
-            nn.Conv2d(channels, after, 3, padding=1, bias=False),
-            nn.BatchNorm2d(after),
-            nn.ReLU(inplace=True),
-        ]
-    return nn.Sequential(*layers)
-
-
-class _UNet(nn.Module):
-    """Ronneberger et al.'s network, four resolutions below the first."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        widths = [width << level for level in range(5)]
-        self.down = nn.ModuleList(map(_double_convolution, [3, *widths[:-1]], widths))
-        self.rise = nn.ModuleList(nn.ConvTranspose2d(2 * wide, wide, 2, 2) for wide in widths[-2::-1])
-        self.up = nn.ModuleList(_double_convolution(2 * wide, wide) for wide in widths[-2::-1])
-        self.out = nn.Conv2d(width, 1, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        kept = []
-        for level, block in enumerate(self.down):
-            x = block(F.max_pool2d(x, 2) if level else x)
-            kept.append(x)
-        kept.pop()
-        for rise, block in zip(self.rise, self.up, strict=True):
-            x = block(torch.cat([kept.pop(), rise(x)], 1))
-        return self.out(x)
-
-
 def u_net(batch_size: int = 8) -> Case:
-    """Make the network with 64 channels for images of 256×256 pixels."""
+    """Make Ronneberger et al.'s network with 64 channels for images of 256×256 pixels."""
     images, masks = torch.randn(batch_size, 3, 256, 256), torch.rand(batch_size, 1, 256, 256)
-    return _UNet(64), (images, masks), F.binary_cross_entropy_with_logits
+    return UNet(64, resolutions=5, bias=False), (images, masks), F.binary_cross_entropy_with_logits
 
 
 def gpt2(batch_size: int = 8) -> Case:

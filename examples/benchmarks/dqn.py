@@ -15,7 +15,6 @@ the machine.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import time
@@ -24,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import kept_figures
 import torch
 from budget_steps import step_to_plan
 from budget_tables import in_markdown
@@ -252,8 +252,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, default=5.0, help="time limit of a plan (default: %(default)s)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where figures are kept")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures into an image file")
+    kept_figures.add_options(parser)
     return parser.parse_args()
 
 
@@ -263,13 +262,10 @@ def main() -> int:
     warnings.filterwarnings("ignore", category=UserWarning)
     torch.set_num_threads(1)
     link = Link(options.link * 1e9, options.link * 1e9)
-    results: dict[str, Any] = {}
-    if options.json and options.json.exists():
-        results = json.loads(options.json.read_text(encoding="utf-8"))
+    results = kept_figures.read(options.json)
 
     def keep() -> None:
-        if options.json:
-            options.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+        kept_figures.keep(options.json, results)
 
     for name in options.models:
         problem = problem_of(name, options.device)

@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import kept_figures
 import numpy as np
 import torch
 from ordering import table
@@ -177,8 +178,7 @@ def main() -> int:
             {"model": name, "batch": batch, **run_apart(command, environment={"OLLA_FX_CACHE_DIR": ""})}
         )
         print(*line(rows[-1]), file=sys.stderr)
-        if options.json:
-            options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        kept_figures.keep(options.json, rows)
     header = ("step", "operators", "kinds measured", "step, ms", "measured, ms", "estimated, ms", "ratio",
               "ranks", "off: estimated, calibrated")  # fmt: skip
     print(table(header, [line(row) for row in rows]))

@@ -12,13 +12,14 @@ get the same graphs and the same limit as the search, without its order or bound
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+import kept_figures
 
 from olla_solvers.analysis import peak_bytes
 from olla_solvers.baselines.inductor import HEURISTICS
@@ -335,8 +336,7 @@ def main() -> int:
             compare_solvers(row, problem, options.solvers, options.time_limit)
         rows.append(row)
         print(f"{name}: {_mib(row.peak)} MiB, {row.proved_by or 'open'}", file=sys.stderr)
-        if options.json:
-            options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
+        kept_figures.keep(options.json, [asdict(row) for row in rows])
     tables = [orders_table, stages_table, programs_table, *([solvers_table] if options.solvers else [])]
     print("\n\n".join(make(rows) for make in tables))
     return 0

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -29,6 +28,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import kept_figures
 
 from olla_solvers.errors import NoSolutionError, OllaError, ProblemError
 from olla_solvers.ilp import backends
@@ -334,8 +335,7 @@ def main() -> None:
             f"{statistics.median(seconds):.3f} | {max(seconds):.3f} | "
             f"{statistics.median(row.processor for row in mine):.3f} | {worst:.4f} |"
         )
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
+    kept_figures.keep(options.json, [asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

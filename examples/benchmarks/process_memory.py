@@ -36,6 +36,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import kept_figures
 import torch
 from memory_cases.cases import CASES
 from memory_cases.measure import FIRST_CALLS, LATER_CALLS, WAYS, measure
@@ -94,8 +95,7 @@ def main() -> int:
                 rows.append(row)
                 words = row.get("error", f"{time.perf_counter() - started:.0f} s")
                 print(f"{setting}, {case}, {way}: {words}", file=sys.stderr, flush=True)
-                if options.json:
-                    options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+                kept_figures.keep(options.json, rows)
     for setting in options.settings:
         print(f"\nMemory {setting}, {options.device}, MiB over the loaded model; (planned / eager)\n")
         print(table([row for row in rows if row["setting"] == setting]))

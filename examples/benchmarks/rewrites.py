@@ -34,6 +34,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import kept_figures
 import torch
 from ordering import MODELS, SMALLEST_BATCH, TOKENS, table
 from processes import run_apart
@@ -201,8 +202,7 @@ def measure_all(options: argparse.Namespace) -> list[dict[str, Any]]:
             if options.inductor:
                 rows[-1] |= inductor_apart(name, size)
             print(*line(rows[-1]), file=sys.stderr)
-            if options.json:
-                options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+            kept_figures.keep(options.json, rows)
     return rows
 
 

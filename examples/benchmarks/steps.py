@@ -22,6 +22,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import kept_figures
 from ordering import MODELS, SMALLEST_BATCH, TOKENS, table
 from processes import run_apart
 from stopwatch import load_search
@@ -134,8 +135,7 @@ def main() -> int:
             size = max(batch, SMALLEST_BATCH.get(name, 1))
             rows.append(measure_apart(name, size, options.recorded))
             print(*line(rows[-1]), file=sys.stderr)
-            if options.json:
-                options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+            kept_figures.keep(options.json, rows)
     header = ("step", "operators", "largest workspace", "peak", "lower bound", "buffer", "fragmentation %",
               "order s", "of processor time", "place s", "of processor time", "placed by")  # fmt: skip
     print(table(header, [line(row) for row in rows]))

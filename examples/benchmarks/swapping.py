@@ -17,15 +17,14 @@ The last one plans nothing.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
+import kept_figures
 import torch
 from budget_swapping import Point, least_within
 from swapping_steps import DEVICES, MODELS, captured_network
@@ -218,8 +217,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, metavar="PART")
     parser.add_argument("--devices", nargs="+", choices=DEVICES, default=DEVICES, metavar="NAME")
     parser.add_argument("--links", nargs="+", type=int, default=LINKS, metavar="GB/S")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where figures are kept")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures into an image file")
+    kept_figures.add_options(parser)
     return parser.parse_args()
 
 
@@ -228,9 +226,7 @@ def main() -> int:
     options = arguments()
     warnings.filterwarnings("ignore", category=UserWarning)
     torch.set_num_threads(1)
-    results: dict[str, Any] = {}
-    if options.json and options.json.exists():
-        results = json.loads(options.json.read_text(encoding="utf-8"))
+    results = kept_figures.read(options.json)
     for model in options.models if options.parts else ():
         network = captured_network(model)
         for device in options.devices:
@@ -243,8 +239,7 @@ def main() -> int:
                     figures = MAKERS[part](step, Link(link * 1e9, link * 1e9), *orders)
                     results.setdefault(part, {})[f"{model} {device} {link}"] = figures
                     print(part, model, device, link, f"{time.process_time() - began:.1f} s", file=sys.stderr)
-                    if options.json:
-                        options.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+                    kept_figures.keep(options.json, results)
     print(tables(results))
     if options.plot:
         plot(results, options.plot)

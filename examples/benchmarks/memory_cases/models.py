@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -35,27 +37,32 @@ class CheckpointedBlocks(nn.Module):
         return self.head(x)
 
 
-def _double_convolution(before: int, after: int) -> nn.Sequential:
+def _double_convolution(before: int, after: int, bias: bool) -> nn.Sequential:
     layers: list[nn.Module] = []
     for channels in (before, after):
-        layers += [nn.Conv2d(channels, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
+        convolution = nn.Conv2d(channels, after, 3, padding=1, bias=bias)
+        layers += [convolution, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
     return nn.Sequential(*layers)
 
 
 class UNet(nn.Module):
-    """Ronneberger et al.'s network with three resolutions below the first."""
+    """Ronneberger et al.'s network."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, resolutions: int = 4, *, bias: bool = True) -> None:
         """Make the layers.
 
         Args:
             width: channels of the first resolution; they double with each further one.
+            resolutions: the number of these; each is half the one before.
+            bias: True if what comes before a normalisation adds one.
         """
         super().__init__()
-        widths = [width << level for level in range(4)]
-        self.down = nn.ModuleList(map(_double_convolution, [3, *widths[:-1]], widths))
+        widths = [width << level for level in range(resolutions)]
+        self.down = nn.ModuleList(
+            _double_convolution(before, after, bias) for before, after in itertools.pairwise([3, *widths])
+        )
         self.rise = nn.ModuleList(nn.ConvTranspose2d(2 * wide, wide, 2, 2) for wide in widths[-2::-1])
-        self.up = nn.ModuleList(_double_convolution(2 * wide, wide) for wide in widths[-2::-1])
+        self.up = nn.ModuleList(_double_convolution(2 * wide, wide, bias) for wide in widths[-2::-1])
         self.out = nn.Conv2d(width, 1, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
