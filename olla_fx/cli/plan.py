@@ -23,6 +23,29 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--batch-size", type=count, default=1, metavar="N")
     command.add_argument("--image-size", type=count, metavar="N", help="height and width of images")
     command.add_argument("--tokens", type=count, default=models.TOKENS, metavar="N", help="length of text")
+    _add_kind(command)
+    command.add_argument("--optimizer", default="sgd", metavar="NAME", help=" | ".join(models.OPTIMIZERS))
+    command.add_argument(
+        "--rewrites",
+        nargs="+",
+        default=["all"],
+        choices=["all", "none", *REWRITES],
+        metavar="NAME",
+        help=f"what may be rewritten so that backward keeps less: all | none | {' | '.join(REWRITES)}",
+    )
+    _add_recomputation(command)
+    command.add_argument(
+        "--loss-chunks",
+        type=count,
+        metavar="N",
+        help="compute the last layer and its cross entropy in N chunks if that lowers the peak",
+    )
+    command.add_argument("--no-baseline", action="store_true", help="do not ask what eager would need")
+    command.add_argument("--plot", metavar="FILE", help="draw the plan into a .png, .svg or .pdf file")
+
+
+def _add_kind(command: argparse.ArgumentParser) -> None:
+    """Add what tells which kind of step is planned."""
     kind = command.add_mutually_exclusive_group()
     kind.add_argument(
         "--train",
@@ -42,15 +65,10 @@ def add_options(command: argparse.ArgumentParser) -> None:
     kind.add_argument(
         "--inference", dest="kind", action="store_const", const="inference", help="the forward pass alone"
     )
-    command.add_argument("--optimizer", default="sgd", metavar="NAME", help=" | ".join(models.OPTIMIZERS))
-    command.add_argument(
-        "--rewrites",
-        nargs="+",
-        default=["all"],
-        choices=["all", "none", *REWRITES],
-        metavar="NAME",
-        help=f"what may be rewritten so that backward keeps less: all | none | {' | '.join(REWRITES)}",
-    )
+
+
+def _add_recomputation(command: argparse.ArgumentParser) -> None:
+    """Add what may take time so that less is kept: computing again, and copies to the host and back."""
     command.add_argument(
         "--recompute",
         type=float,
@@ -81,14 +99,6 @@ def add_options(command: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"a device that is not here, whose time counts for recomputation: {' | '.join(PROFILES)}",
     )
-    command.add_argument(
-        "--loss-chunks",
-        type=count,
-        metavar="N",
-        help="compute the last layer and its cross entropy in N chunks if that lowers the peak",
-    )
-    command.add_argument("--no-baseline", action="store_true", help="do not ask what eager would need")
-    command.add_argument("--plot", metavar="FILE", help="draw the plan into a .png, .svg or .pdf file")
 
 
 def run(parsed: argparse.Namespace) -> None:
