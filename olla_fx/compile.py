@@ -262,7 +262,7 @@ def _rewriting(request: CompileRequest, captured: CapturedStep, refused: dict[st
             refused[next(iter(question))] = None
         return agrees
 
-    probe = Probe(captured.device, request.runs, remember)
+    probe = Probe(captured.device, request.runs, remember, not request.step.options.cuda_graph)
     options = request.step.options
     seconds = math.inf if options.time_limit is None else SHARE_OF_CHOICE * options.time_limit
     chunks = None if options.loss_chunks is None else LossChunks(options.loss_chunks, may_differ=True)

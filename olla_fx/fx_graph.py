@@ -202,7 +202,18 @@ def _written_positions(target: torch_compat.OpOverload) -> tuple[tuple[int, str]
 
 def draws_random_numbers(node: fx.Node) -> bool:
     """Return True if an operator advances the random generator, or reads or sets its state."""
-    return isinstance(node.target, torch_compat.OpOverload) and may_draw(node.target)
+    is_operator = isinstance(node.target, torch_compat.OpOverload)
+    return is_operator and may_draw(node.target) and not _drops_nothing(node)
+
+
+def _drops_nothing(node: fx.Node) -> bool:
+    """Return True for an attention without dropout, which asks the generator for nothing."""
+    rates = [
+        argument.default_value if given is None else given
+        for argument, given in given_arguments(node)
+        if argument.name == "dropout_p"
+    ]
+    return bool(rates) and all(rate == 0.0 for rate in rates)
 
 
 def may_draw(operator: torch_compat.OpOverload) -> bool:

@@ -69,8 +69,8 @@ class CpuKernels(Protocol):
     def fill(self, source: int, packed: int, result: int, count: int) -> None:
         """Take floats, and 0 where a bit is set."""
 
-    def drop(self, source: int, mask: int, factor: float, result: int, packed: int, count: int) -> None:
-        """Scale floats whose truth value is set, and set their bits."""
+    def pack(self, mask: int, packed: int, count: int) -> None:
+        """Set the bits of truth values."""
 
     def scale(self, source: int, packed: int, factor: float, result: int, count: int) -> None:
         """Scale floats whose bit is set."""

@@ -8,10 +8,13 @@ once. Tensors are dense, of 32 bits, and those of one mask lie in memory alike.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from olla_fx.draws import drawn_again
 from olla_fx.kernels import CpuKernels, cpu_kernels
 from olla_fx.operators import define_new
 
@@ -39,23 +42,15 @@ def _fill(tensor: torch.Tensor, packed: torch.Tensor, result: torch.Tensor | Non
     return result
 
 
-def _empty_drop(tensor: torch.Tensor, rate: float) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(tensor), _empty_mask(tensor)
+def _draw(size: Sequence[int], stride: Sequence[int], p: float) -> torch.Tensor:
+    mask = torch.empty_strided(size, stride, dtype=torch.bool).bernoulli_(1.0 - p)
+    packed = _empty_mask(mask)
+    _kernels().pack(mask.data_ptr(), packed.data_ptr(), mask.numel())
+    return packed
 
 
-def _drop(tensor: torch.Tensor, rate: float) -> tuple[torch.Tensor, torch.Tensor]:
-    kept = 1.0 - rate
-    mask = torch.empty_like(tensor, dtype=torch.bool).bernoulli_(kept)
-    result, packed = _empty_drop(tensor, rate)
-    _kernels().drop(
-        tensor.data_ptr(),
-        mask.data_ptr(),
-        1.0 / kept if kept else 0.0,
-        result.data_ptr(),
-        packed.data_ptr(),
-        tensor.numel(),
-    )
-    return result, packed
+def _empty_drawn(size: Sequence[int], *_: Any) -> torch.Tensor:
+    return torch.empty(-(-math.prod(size) // 8), dtype=torch.uint8)
 
 
 def _scale(
@@ -69,14 +64,16 @@ def _scale(
 packed_le = define_new("packed_le", "(Tensor self, float threshold) -> Tensor", _compare, _empty_mask)
 """Of numbers, the bits of those up to a threshold."""
 
-packed_dropout = define_new(
-    "packed_dropout",
-    "(Tensor input, float p) -> (Tensor, Tensor)",
-    _drop,
-    _empty_drop,
+packed_dropout_mask = define_new(
+    "packed_dropout_mask",
+    "(SymInt[] size, SymInt[] stride, float p) -> Tensor",
+    _draw,
+    _empty_drawn,
     (torch.Tag.nondeterministic_seeded,),
 )
-"""A dropout in training, with the bits of what it has kept."""
+"""Bits of what a dropout keeps of a dense tensor."""
+
+packed_dropout_mask_drawn_again = drawn_again(packed_dropout_mask)
 
 _ELEMENT_WISE = (torch.Tag.pointwise,)
 

@@ -7,8 +7,8 @@ though its fake form makes two: here they are one result.
 **Grouped products** (mixtures of experts). Their fake form has the checks of the CUDA kernel, which takes
 bfloat16 alone, and refuses what the CPU's kernel computes.
 
-**Dropout on the CPU.** ATen's kernels multiply numbers by a mask of truth values, for which they make a copy
-of the mask as numbers, and a result for each product. Here that copy becomes the result.
+**Products with a dropout's mask on the CPU**, forward and backward. ATen's kernels make a copy of the mask as
+numbers, and a result for each of two products. Here that copy becomes the result.
 
 The gradient lies in memory as the incoming one does; ATen's fake form tells the layout of the CUDA kernel.
 
@@ -23,8 +23,7 @@ argument, so that the tensor need not be kept.
 
 **Filled**: a tensor whose parts were written one by one.
 
-These run the operators of ATen, so that the bits are eager's. Two more read and set the state of a device's
-random generator, by which a graph draws a second time what it drew before.
+These run the operators of ATen, so that the bits are eager's.
 """
 
 from __future__ import annotations
@@ -120,15 +119,6 @@ def _scaled_where(mask: torch.Tensor, tensor: torch.Tensor, scale: float) -> tor
     return torch.mul(tensor, result, out=result).mul_(scale)
 
 
-def _run_dropout(tensor: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    if train is False or not tensor.numel():
-        result: tuple[torch.Tensor, torch.Tensor] = aten.native_dropout.default(tensor, p, train)
-        return result
-    kept = 1.0 - p
-    mask = torch.empty_like(tensor, dtype=torch.bool).bernoulli_(kept)
-    return _scaled_where(mask, tensor, 1.0 / kept if kept else 0.0), mask
-
-
 def _run_dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     return _scaled_where(mask, gradient, scale)
 
@@ -143,7 +133,6 @@ native_dropout_backward = _define(
     aten.native_dropout_backward.default,
     _fake_native_dropout_backward,
 )
-dropout = _define("dropout", aten.native_dropout.default, _run_dropout, _run_dropout)
 dropout_backward = _define(
     "dropout_backward", aten.native_dropout_backward.default, _run_dropout_backward, _run_dropout_backward
 )
@@ -270,40 +259,6 @@ filled_ = define_new(
 )
 """Returns a tensor as it is once its parts were written, on which it depends: what reads it comes after."""
 
-
-def _define_generator_operator(
-    name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]
-) -> Any:
-    """Define an operator on the state of a generator; its tag keeps it in order among random draws."""
-    return define_new(name, schema, run, fake, (torch.Tag.nondeterministic_seeded,))
-
-
-def _read_state(device: torch.device) -> torch.Tensor:
-    return torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
-
-
-def _fake_state(device: torch.device) -> torch.Tensor:
-    size = _CUDA_STATE_BYTES if device.type == "cuda" else _CPU_STATE_BYTES
-    return torch.empty(size, dtype=torch.uint8, device="cpu")
-
-
-def _set_state(state: torch.Tensor, device: torch.device) -> None:
-    if device.type == "cpu":
-        torch.set_rng_state(state)
-    else:
-        torch.cuda.set_rng_state(state, device)
-
-
-_CPU_STATE_BYTES = torch.get_rng_state().numel()
-_CUDA_STATE_BYTES = 16
-"""The seed and the offset."""
-
-random_state = _define_generator_operator(
-    "random_state", "(Device device) -> Tensor", _read_state, _fake_state
-)
-set_random_state = _define_generator_operator(
-    "set_random_state", "(Tensor state, Device device) -> ()", _set_state, lambda *_: None
-)
 
 _UNDER_OWN_NAME = {
     aten._grouped_mm.default: grouped_mm,

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from olla_fx import operators, torch_compat
+from olla_fx import draws, torch_compat
 from olla_fx.torch_compat import pytree, schema_of
 
 aten = torch.ops.aten
@@ -67,21 +67,21 @@ class _Generator:
         """Bring the generator into the state in which eager's is before it draws a number."""
         if number not in self._states:
             self.go_back()
-            self._states[number] = operators.random_state(self._device)
+            self._states[number] = draws.random_state(self._device)
             if self._newest is not None:
                 self._next[self._newest] = number
             self._newest = number
             return
         if self._found is None:
-            self._found = operators.random_state(self._device)
+            self._found = draws.random_state(self._device)
         if self._repeated is None or self._next.get(self._repeated) != number:
-            operators.set_random_state(self._states[number], self._device)
+            draws.set_random_state(self._states[number], self._device)
         self._repeated = number
 
     def go_back(self) -> None:
         """Set the state in which the first recomputation found the generator."""
         if self._found is not None:
-            operators.set_random_state(self._found, self._device)
+            draws.set_random_state(self._found, self._device)
         self._found = self._repeated = None
 
 

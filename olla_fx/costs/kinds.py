@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from olla_fx.draws import AGAIN
 from olla_fx.fx_graph import (
     draws_random_numbers,
     given_arguments,
@@ -62,8 +63,8 @@ _VALUES_MATTER = frozenset({"nonzero_sized"})
 
 
 def operator_name(node: fx.Node) -> str:
-    """Return the name of an operator, the same in place and elsewhere, another for convolutions in groups."""
-    name = plain_name(node.target).removesuffix("_")
+    """Return the name of an operator, the same in place and drawn again; another in groups."""
+    name = plain_name(node.target).removesuffix(AGAIN).removesuffix("_")
     return f"{name} in groups" if name.startswith("convolution") and _groups(node) > 1 else name
 
 
@@ -104,7 +105,7 @@ def can_be_measured(node: fx.Node, device: torch.device) -> bool:
     if not isinstance(operator, OpOverload) or operator.namespace not in _OWN_NAMESPACES:
         return False
     name = operator_name(node)
-    if is_transfer(node) or _draws(node) or name in _VALUES_MATTER:
+    if is_transfer(node) or draws_random_numbers(node) or name in _VALUES_MATTER:
         return False
     if may_raise(node) and name not in _INDEXING:
         return False
@@ -118,14 +119,6 @@ def can_be_measured(node: fx.Node, device: torch.device) -> bool:
         return False
     has_integers = any(not (t.is_floating_point() or t.dtype is torch.bool) for t in tensors)
     return not has_integers or name in _INDEXING or name in _ANY_INTEGERS
-
-
-def _draws(node: fx.Node) -> bool:
-    """Return True if an operator draws random numbers; attention without dropout only says that it does."""
-    if not draws_random_numbers(node):
-        return False
-    rates = [given for argument, given in given_arguments(node) if argument.name == "dropout_p"]
-    return not rates or any(rate != 0.0 for rate in rates)
 
 
 def _is_unknown(given: object) -> bool:

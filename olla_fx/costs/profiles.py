@@ -95,7 +95,8 @@ def _tensor_cores(float32: float, half: float, float64: float) -> dict[torch.dty
 
 _SLOW_ON_CPU = {
     # Random numbers are drawn one by one.
-    "dropout": 24, "native_dropout": 22, "bernoulli": 70, "normal": 18, "uniform": 18,
+    "dropout_mask": 190, "packed_dropout_mask": 1500, "native_dropout": 22, "bernoulli": 70, "normal": 18,
+    "uniform": 18,
     "dropout_backward": 2.6,
     # Windows and sums that are not vectorised.
     "max_pool2d_with_indices": 26, "avg_pool2d": 11, "upsample_nearest2d": 9, "cumsum": 20, "where": 13,

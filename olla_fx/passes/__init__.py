@@ -15,9 +15,9 @@ from olla_fx.passes.cleanup import (
     drop_identities,
     drop_output_copies,
     has_effect,
-    use_dropout_without_temporaries,
     use_scalars_directly,
 )
+from olla_fx.passes.dropouts import separate_masks
 from olla_fx.passes.propagate import follow_storages, propagate_fake_tensors, views_in
 from olla_fx.passes.reinplace import reinplace
 from olla_fx.passes.reinplace_updates import reinplace_updates
@@ -67,8 +67,6 @@ def run_passes(
     # Passes decide by the numbers at the hints, and ask themselves whether they would at other sizes, too.
     with torch_compat.sizes_unguarded(node.meta.get("val") for node in graph.nodes):
         drop_dead_copies(graph, captured.outputs.results if captured.mode is Mode.AUTOGRAD else 0)
-        if captured.device.type == "cpu":
-            use_dropout_without_temporaries(graph)
         reinplace_updates(graph)
     graph.eliminate_dead_code(has_effect)
     if captured.family is None:
@@ -76,6 +74,8 @@ def run_passes(
     else:
         propagate_fake_tensors(root, graph, captured.inputs, captured.device)
         views = views_in(graph)
+    if captured.device.type == "cpu":
+        separate_masks(graph)
     changes = () if wanted is None else rewrite(graph, wanted)
     if changes:
         graph.eliminate_dead_code(has_effect)

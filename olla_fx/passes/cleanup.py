@@ -13,23 +13,19 @@ from typing import cast
 import torch
 from torch import fx
 
-from olla_fx import operators
+from olla_fx import draws
 from olla_fx.capture import Role, StepInput
 from olla_fx.fx_graph import is_marker, layouts_agree, storages_of
 from olla_fx.torch_compat import OpOverload, schema_of, storage_key
 
 aten = torch.ops.aten
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
-_LEAN_FORMS = {
-    aten.native_dropout.default: operators.dropout,
-    operators.native_dropout_backward: operators.dropout_backward,
-}
 _CHECKS = frozenset({aten._assert_scalar.default, aten.sym_constrain_range_for_size.default})
 
 
 def has_effect(node: fx.Node) -> bool:
     """Return True if a node must stay even if nothing reads it, as one that writes to its arguments."""
-    if node.target is operators.random_state:
+    if node.target is draws.random_state:
         return False
     is_operator = isinstance(node.target, OpOverload)
     return (is_operator and schema_of(node.target).is_mutable) or is_marker(node) or node.is_impure()
@@ -59,21 +55,6 @@ def drop_identities(graph: fx.Graph) -> None:
                 user.replace_input_with(node, source)
         if not node.users:
             graph.erase_node(node)
-
-
-def use_dropout_without_temporaries(graph: fx.Graph) -> None:
-    """Take the forms of dropout and its backward that need no memory beside their results; for CPUs.
-
-    With its kernel's temporaries, a dropout that a checkpoint recomputes would need more than eager's, which
-    multiplies by a tensor of numbers. Shorter types round the product of mask and scale, which these forms
-    do not compute; and their result lies in memory as the mask does.
-    """
-    for original, lean in _LEAN_FORMS.items():
-        for node in graph.find_nodes(op="call_function", target=original):
-            value = node.meta["val"]
-            result, mask = value if isinstance(value, tuple) else (value, node.args[1].meta["val"])
-            if result.dtype in (torch.float32, torch.float64) and result.stride() == mask.stride():
-                node.target = lean
 
 
 def use_scalars_directly(graph: fx.Graph, inputs: Sequence[StepInput]) -> None:

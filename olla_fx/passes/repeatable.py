@@ -1,7 +1,7 @@
 """Says which operators may run a second time in a later phase with the same bits, and what runs then.
 
-An operator may if it computes the same from what is still there. That excludes what draws random numbers,
-what writes to a tensor of the caller's, what reads something that its phase overwrites later, and on
+An operator may if it computes the same from what is still there. That excludes what
+writes to a tensor of the caller's, what reads something that its phase overwrites later, and on
 accelerators what adds up in any sequence. Collectives and operators of other libraries are excluded, since
 they may do more than their schemas say; so is what is on another device. Two kinds have a form of their own
 for the second time:
@@ -11,8 +11,9 @@ for the second time:
   without these, which the first run has updated. On the CPU that is the form without statistics; on CUDA,
   where their absence may choose another kernel, they write to scratch tensors, whose values a training step
   does not read.
-* **Dropout on the CPU** in 32 and 64 bits multiplies by the mask that the first run drew, by the very
-  function that the first run called.
+* **Random draws** are made again from the state in which the generator was before the first run
+  (:mod:`olla_fx.draws`), if what they draw is much larger than a state. In a step that is launched as a CUDA
+  graph, which cannot set a state, they run once.
 
 **Between forward and backward** the caller may change tensors. What runs again must read what forward read:
 a caller's tensor that eager's backward reads, too, is as it was, or backward is refused as it is in eager.
@@ -26,7 +27,8 @@ from collections.abc import Collection
 import torch
 from torch import fx
 
-from olla_fx import masks, operators, torch_compat
+from olla_fx import draws, masks, torch_compat
+from olla_fx.draws import state_bytes
 from olla_fx.fx_graph import (
     IN_BACKWARD,
     RECOMPUTED,
@@ -50,6 +52,9 @@ aten = torch.ops.aten
 
 SMALL_BYTES = 64 * 1024
 """Of a tensor of the caller's that is as large, a copy may be kept for backward."""
+
+LEAST_STATES = 16
+"""What is drawn again takes as much room as so many states of the generator, of which one is kept for it."""
 
 _ADD_IN_ANY_SEQUENCE = {
     aten._adaptive_avg_pool2d_backward,
@@ -93,6 +98,12 @@ _NAMESPACES = frozenset({"aten", "mkldnn", "olla_fx", "torchvision"})
 
 RUNNING_MEAN, _IS_TRAINING = 3, 5
 
+DRAWN_AGAIN = {
+    **draws.DRAWN_AGAIN,
+    masks.packed_dropout_mask: masks.packed_dropout_mask_drawn_again,
+}
+"""Operators that draw, each with the one that draws again from a state."""
+
 
 class Repeatable:
     """What of a graph may run again.
@@ -117,6 +128,7 @@ class Repeatable:
         self.backward = self._starts[0] if self._starts else None
         self.position = {node: index for index, node in enumerate(graph.nodes)}
         self._device = device
+        self._sets_states = probe is None or probe.sets_states
         self._regions = Regions(graph)
         self._writers: dict[int, list[tuple[fx.Node, Region]]] = {}
         self._static: set[int] = set()
@@ -155,13 +167,20 @@ class Repeatable:
             return False
         if not isinstance(target, torch_compat.OpOverload) or target.namespace not in _NAMESPACES:
             return False
-        if draws_random_numbers(node) and not is_replayed(node):
+        if draws_random_numbers(node) and not self._may_draw_again(node):
             return False
         if self._device.type != "cpu" and target.overloadpacket in _ADD_IN_ANY_SEQUENCE:
             return False
         if not self._is_planned(node) or not _makes_or_writes(node) or node in self._unequal:
             return False
         return self._own(node).isdisjoint(self._static) and all(map(self._stays, self.sources(node)))
+
+    def _may_draw_again(self, node: fx.Node) -> bool:
+        """Return True if a draw can be repeated, and takes more room than the generator's state."""
+        drawn = [leaf for leaf in pytree.tree_leaves(node.meta["val"]) if isinstance(leaf, torch.Tensor)]
+        drawn_bytes = sum(leaf.numel() * leaf.element_size() for leaf in drawn)
+        is_larger = drawn_bytes >= LEAST_STATES * state_bytes(self._device)
+        return self._sets_states and is_larger and node.target in DRAWN_AGAIN
 
     def from_statistics(self, node: fx.Node) -> Again | None:
         """Return what makes a batch norm's result again from its statistics; None for others."""
@@ -173,7 +192,7 @@ class Repeatable:
 
     def makes_first_alone(self, node: fx.Node) -> bool:
         """Return True if an operator's repetition makes its first result alone, of the others."""
-        return is_replayed(node) or self.from_statistics(node) is not None
+        return self.from_statistics(node) is not None
 
     def _is_planned(self, node: fx.Node) -> bool:
         """Return True if an operator reads and makes nothing on other devices."""
@@ -275,28 +294,8 @@ def _is_kept_by_copy(base: fx.Node) -> bool:
     return dense and size_bytes <= SMALL_BYTES
 
 
-REPLAYS = {
-    operators.dropout: operators.dropout_backward,
-    masks.packed_dropout: masks.packed_dropout_backward,
-}
-"""Dropouts, each with what applies its mask again."""
-
-
 def has_statistics(node: fx.Node) -> bool:
     """Return True for a batch norm that updates running statistics."""
     if node.target is aten._native_batch_norm_legit.default:
         return node.args[_IS_TRAINING] is True
     return node.target is aten._batch_norm_with_update.default
-
-
-def is_replayed(node: fx.Node) -> bool:
-    """Return True for a dropout that can be made again from its mask."""
-    if node.target not in REPLAYS:
-        return False
-    rate, *is_training = node.args[1:]
-    return isinstance(rate, float) and rate < 1 and is_training != [False] and mask_of(node) is not None
-
-
-def mask_of(dropout: fx.Node) -> fx.Node | None:
-    """Return the mask that a dropout has drawn, if anybody reads it."""
-    return next((user for user in dropout.users if user.args[1] == 1), None)

@@ -24,12 +24,14 @@ import torch
 from torch import fx
 
 from olla_fx import torch_compat
+from olla_fx.draws import random_state
 from olla_fx.errors import CaptureError
 from olla_fx.fx_graph import (
     IN_BACKWARD,
     LAYOUTS,
     RECOMPUTED,
     REPEATED,
+    SOURCE,
     Layout,
     forward_backward_boundary,
     is_free,
@@ -41,12 +43,10 @@ from olla_fx.passes.cleanup import has_effect
 from olla_fx.passes.propagate import follow_storages, views_in
 from olla_fx.passes.reinplace import reinplace
 from olla_fx.passes.repeatable import (
-    REPLAYS,
+    DRAWN_AGAIN,
     RUNNING_MEAN,
     Repeatable,
     has_statistics,
-    is_replayed,
-    mask_of,
 )
 from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.torch_compat import pytree, storage_key
@@ -158,6 +158,8 @@ class _Inserter:
         self._made: dict[_Run, list[fx.Node]] = {}
         self._views: dict[tuple[fx.Node, tuple[fx.Node, ...]], fx.Node] = {}
         self._copies: dict[fx.Node, fx.Node] = {}
+        self._device = device
+        self._states: dict[fx.Node, fx.Node] = {}
 
     def insert(self) -> None:
         """Insert all repetitions, and let all readers read what they are told to."""
@@ -179,7 +181,10 @@ class _Inserter:
             node = self._nodes[run.operator]
             if node.target is forward_backward_boundary:
                 self.sequence.extend(self._copies.values())
-            self.sequence.extend(self._made[run.operator, run.copy] if run.copy else [node])
+            if run.copy:
+                self.sequence.extend(self._made[run.operator, run.copy])
+            else:
+                self.sequence.extend([self._states[node], node] if node in self._states else [node])
 
     def name_of(self, run: OperatorRun) -> str | None:
         """Return the name of a run's operator; None if there is none."""
@@ -227,10 +232,8 @@ class _Inserter:
         from_statistics = self._repeatable.from_statistics(node)
         if from_statistics is not None:
             target, args = from_statistics.target, list(from_statistics.args)
-        elif is_replayed(node):
-            rate: Any = node.args[1]
-            target = REPLAYS[node.target]
-            args, kwargs = [args[0], mask_of(node), 1.0 / (1.0 - rate)], {}
+        elif node.target in DRAWN_AGAIN:
+            target, args = DRAWN_AGAIN[node.target], [self._state_before(node), self._device, *args]
         elif has_statistics(node):
             if target is aten._native_batch_norm_legit.default:
                 target = aten._native_batch_norm_legit.no_stats
@@ -295,6 +298,17 @@ class _Inserter:
             self._copies[placeholder] = copied
         return self._copies[placeholder]
 
+    def _state_before(self, draw: fx.Node) -> fx.Node:
+        """Return the state of the generator before an operator first draws."""
+        if draw not in self._states:
+            with self._graph.inserting_before(draw):
+                state = self._graph.call_function(random_state, (self._device,))
+            state.meta = {key: value for key, value in draw.meta.items() if key in (IN_BACKWARD, SOURCE)}
+            state.meta["val"] = random_state(self._device)
+            state.meta[LAYOUTS] = [_layout_at_all_sizes(state.meta["val"])]
+            self._states[draw] = state
+        return self._states[draw]
+
     def _scratch_like(self, written: fx.Node, before: fx.Node) -> fx.Node:
         """Insert a tensor for what a repetition writes and nobody reads, such as a running statistic."""
         value = written.meta["val"]
@@ -302,9 +316,13 @@ class _Inserter:
             named = {"dtype": value.dtype, "device": value.device}
             scratch = self._graph.call_function(aten.empty.memory_format, (list(value.shape),), named)
         scratch.meta = {REPEATED: True, IN_BACKWARD: True, "val": _fresh(value)}
-        size_bytes = value.numel() * value.element_size()
-        scratch.meta[LAYOUTS] = [Layout(tuple(value.shape), tuple(value.stride()), 0, size_bytes, size_bytes)]
+        scratch.meta[LAYOUTS] = [_layout_at_all_sizes(value)]
         return scratch
+
+
+def _layout_at_all_sizes(value: torch.Tensor) -> Layout:
+    size_bytes = value.numel() * value.element_size()
+    return Layout(tuple(value.shape), tuple(value.stride()), 0, size_bytes, size_bytes)
 
 
 def _is_unread(node: fx.Node) -> bool:

@@ -82,12 +82,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       },
       released);
   module.def(
-      "drop",
-      [](uintptr_t source, uintptr_t mask, float factor, uintptr_t result, uintptr_t packed, int64_t count) {
+      "pack",
+      [](uintptr_t mask, uintptr_t packed, int64_t count) {
         masks::in_threads(count, [=](int64_t from, int64_t to) {
-          masks::drop(
-              pointer<float>(source), pointer<uint8_t>(mask), factor, pointer<float>(result),
-              pointer<uint8_t>(packed), count, from, to);
+          masks::pack(pointer<uint8_t>(mask), pointer<uint8_t>(packed), count, from, to);
         });
       },
       released);

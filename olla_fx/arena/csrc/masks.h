@@ -50,13 +50,8 @@ OLLA_FX_VECTORS inline void fill(
   read(count, from, to, packed, [=](int64_t at, bool is_set) { result[at] = is_set ? 0.0f : source[at]; });
 }
 
-// Scales numbers whose truth value is set, and sets their bits.
-OLLA_FX_VECTORS inline void drop(
-    const float* source, const uint8_t* mask, float factor, float* result, uint8_t* packed, int64_t count,
-    int64_t from, int64_t to) {
-  for (int64_t at = from * bits_of_byte; at < std::min(to * bits_of_byte, count); ++at) {
-    result[at] = source[at] * static_cast<float>(mask[at]) * factor;
-  }
+// Sets the bits of truth values.
+OLLA_FX_VECTORS inline void pack(const uint8_t* mask, uint8_t* packed, int64_t count, int64_t from, int64_t to) {
   write(count, from, to, packed, [=](int64_t at) { return mask[at]; });
 }
 

@@ -1,6 +1,6 @@
 """Keeps masks of truth values in a bit for each element instead of a byte, on the CPU.
 
-Operators of :mod:`olla_fx.masks` take the places of a dropout and its backward, and of the comparison and
+Operators of :mod:`olla_fx.masks` take the places of a dropout's draw and products, and of the comparison and
 the ``masked_fill`` that :mod:`olla_fx.passes.rewrites.boolean_masks` has put into a graph. Bits have the
 sequence in which elements lie in memory, so that all tensors must be dense, and lie alike.
 
@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from olla_fx import masks, operators
+from olla_fx import draws, masks, operators
 from olla_fx.kernels import cpu_kernels
 from olla_fx.passes.rewrites.edit import bytes_of, insert, tensor_of
 from olla_fx.passes.rewrites.probes import Probe
@@ -37,7 +37,7 @@ def pack_masks(graph: fx.Graph, probe: Probe) -> list[Change]:
     Returns:
         What was changed.
     """
-    dropouts = graph.find_nodes(op="call_function", target=operators.dropout)
+    dropouts = graph.find_nodes(op="call_function", target=draws.dropout_mask)
     compared = graph.find_nodes(op="call_function", target=aten.le.Scalar)
     if not (dropouts or compared) or (probe.runs and cpu_kernels() is None):
         return []
@@ -46,24 +46,18 @@ def pack_masks(graph: fx.Graph, probe: Probe) -> list[Change]:
     return [change for change in changes if change is not None]
 
 
-def _pack_dropout(dropout: fx.Node) -> Change | None:
-    mask = next((user for user in dropout.users if user.args[1] == 1), None)
-    source, rate, is_training = cast(tuple[Any, ...], dropout.args)
-    if mask is None or not _is_packed(source) or type(rate) is not float or is_training is False:
+def _pack_dropout(mask: fx.Node) -> Change | None:
+    size, stride, rate, _ = cast(tuple[Any, ...], mask.args)
+    readers = list(mask.users)
+    if not readers or not all(_reads(user, mask, operators.dropout_backward) for user in readers):
         return None
-    if not all(_reads(user, mask, operators.dropout_backward) for user in mask.users):
-        return None
-    wide_bytes, result = bytes_of(mask), dropout.meta["val"][0]
-    packed = insert(dropout, masks.packed_dropout, (source, rate))
-    # What views of the result show of their storage stays true.
-    dropout.target, dropout.args = packed.target, packed.args
-    mask.meta["val"] = packed.meta["val"][1]
-    dropout.meta["val"] = result, mask.meta["val"]
-    dropout.graph.erase_node(packed)
-    for reader in list(mask.users):
-        gradient, _, scale = cast(tuple[Any, ...], reader.args)
-        _replace(reader, masks.packed_dropout_backward, (gradient, mask, scale))
-    return Change("packed_masks", dropout.name, wide_bytes - bytes_of(mask))
+    packed = insert(mask, masks.packed_dropout_mask, (size, stride, rate))
+    for reader in readers:
+        source, _, scale = cast(tuple[Any, ...], reader.args)
+        _replace(reader, masks.packed_dropout_backward, (source, packed, scale))
+    saved_bytes = bytes_of(mask) - bytes_of(packed)
+    mask.graph.erase_node(mask)
+    return Change("packed_masks", packed.name, saved_bytes)
 
 
 def _pack_comparison(compared: fx.Node) -> Change | None:

@@ -38,11 +38,13 @@ class Probe:
         device: the device on which the step is to run.
         runs: False if nothing may run: then what was not asked before is taken to be equal.
         remember: keeps answers.
+        sets_states: True if operators may set the state of a random generator, which a CUDA graph cannot.
     """
 
     device: torch.device
     runs: bool
     remember: Remember
+    sets_states: bool = True
 
     def equal_in_blocks(self, left: torch.Tensor, right: torch.Tensor, rows: int) -> bool:
         """Return True if a matrix product in blocks of rows has the bits of the whole one.

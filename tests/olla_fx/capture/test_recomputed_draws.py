@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from olla_fx import operators
+from olla_fx import draws
 from olla_fx.capture import Mode, StepRequest, capture
 from olla_fx.options import Options
 from tests.olla_fx.harness import OwnLoop, WholeStep
@@ -127,7 +127,7 @@ def test_a_selective_checkpoint_saves_what_it_is_told():
 
 def states_in(pair):
     return [node for phase in pair.step.stats.graph_modules for node in phase.graph.nodes
-            if node.target is operators.random_state]  # fmt: skip
+            if node.target is draws.random_state]  # fmt: skip
 
 
 def test_one_state_is_kept_for_each_checkpoint_that_draws():
@@ -148,8 +148,8 @@ def test_results_are_kept_if_a_cuda_graph_is_asked_for():
         model, batches(1)[0], Mode.TRAINING, F.cross_entropy, sgd(model.parameters()), options=options
     )
     targets = [node.target for node in capture(step).graph_module.graph.nodes]
-    assert operators.random_state not in targets
-    assert operators.set_random_state not in targets
+    assert draws.random_state not in targets
+    assert draws.set_random_state not in targets
     assert targets.count(torch.ops.aten.rand_like.default) == 3 + 1
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from olla_fx import draws
 from olla_fx.capture import Mode, StepRequest, capture
 from olla_fx.dataflow import build_dataflow
 from olla_fx.errors import CaptureError
@@ -52,13 +53,22 @@ def test_operators_in_place_belong_to_what_they_write_to():
     assert made[2:4] == [(norm, [norm])] * 2
 
 
-def test_of_a_dropout_the_result_is_made_again_and_the_mask_is_not():
-    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
-    made = makers_by_target(model, vectors(1)[0])
-    assert made[1:3] == [
-        ("olla_fx.dropout.default", ["olla_fx.dropout.default"]),
-        ("olla_fx.dropout.default", []),
-    ]
+@pytest.mark.parametrize("width", [8, 40_000])
+def test_of_a_dropout_the_result_is_made_again_and_the_mask_if_it_is_larger_than_a_state(width):
+    model = nn.Sequential(nn.Linear(6, width), nn.Dropout(0.5), nn.Linear(width, 3))
+    made = dict(makers_by_target(model, vectors(1)[0]))
+    mask, product = "olla_fx.dropout_mask.default", "olla_fx.dropout_backward.default"
+    assert made[product] == [product]
+    assert made[mask] == ([mask] if width > 8 else [])
+
+
+def test_nothing_is_drawn_again_in_a_cuda_graph():
+    model = nn.Sequential(nn.Linear(6, 40_000), nn.Dropout(0.5), nn.Linear(40_000, 3))
+    graph = planning_dataflow(captured_training(model, vectors(1)[0])).graph_module.graph
+    (mask,) = graph.find_nodes(op="call_function", target=draws.dropout_mask)
+    for sets_states in (True, False):
+        probe = Probe(CPU, False, lambda _, ask: ask(), sets_states)
+        assert Repeatable(graph, CPU, probe).may_run_again(mask) == sets_states
 
 
 def reads_before_a_write(self, x):

@@ -9,7 +9,7 @@ from olla_fx import compile as pipeline
 from olla_fx.capture import CapturedStep
 from olla_fx.dataflow import Dataflow, build_dataflow
 from olla_fx.fx_graph import REPEATED
-from olla_fx.passes import run_passes
+from olla_fx.passes import repeatable, run_passes
 from olla_fx.passes.rewrites import Wanted
 from olla_fx.passes.rewrites.probes import Probe
 from olla_fx.recomputation.problem import recomputation_problem, with_repetitions
@@ -147,6 +147,8 @@ class Dropping:
         self.repeated: list[list[str]] = []
         self.share, self.again, self.seed = 1.0, 0.0, 0
         monkeypatch.setattr(pipeline, "choose_recomputation", self._choose)
+        # Masks of small models are to be drawn again, too.
+        monkeypatch.setattr(repeatable, "LEAST_STATES", 0)
 
     def __call__(self, share: float = 1.0, again: float = 0.0, seed: int = 0) -> None:
         self.share, self.again, self.seed = share, again, seed
