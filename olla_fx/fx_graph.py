@@ -202,8 +202,9 @@ def _written_positions(target: torch_compat.OpOverload) -> tuple[tuple[int, str]
 
 def draws_random_numbers(node: fx.Node) -> bool:
     """Return True if an operator advances the random generator, or reads or sets its state."""
-    is_operator = isinstance(node.target, torch_compat.OpOverload)
-    return is_operator and may_draw(node.target) and not _drops_nothing(node)
+    if not isinstance(node.target, torch_compat.OpOverload):
+        return False
+    return may_draw(node.target) and not _drops_nothing(node)
 
 
 def _drops_nothing(node: fx.Node) -> bool:
