@@ -13,7 +13,7 @@ def code_of(model, example):
     return [phase.code for phase in OwnLoop(model, example).step.stats.graph_modules]
 
 
-@pytest.mark.parametrize("operator", ["convolution.default", "batch_norm", "dropout"])
+@pytest.mark.parametrize("operator", ["convolution.default", "batch_norm", "dropout_mask"])
 def test_outputs_updates_and_random_draws_belong_to_forward(operator):
     forward, backward = code_of(SmallNet(), images(1)[0][0])
     assert operator in forward
