@@ -65,7 +65,7 @@ def test_a_number_of_the_call_is_any_number():
         (lambda: node_of(aten.add_.Tensor, integers(4), 1), True),
         (lambda: node_of(aten.embedding.default, floats(9, 4), integers(3)), True),
         # draws
-        (lambda: node_of(torch.ops.olla_fx.dropout.default, floats(4), 0.5, True), False),
+        (lambda: node_of(aten.native_dropout.default, floats(4), 0.5, True), False),
         # nobody knows what its integers mean
         (lambda: node_of(aten.bitwise_left_shift.Tensor, integers(4), integers(4)), False),
         # raises for most numbers
