@@ -217,6 +217,9 @@ class _Step:
         writers = self._writers.get(array, [])
         if any(self._written(producer)) or any(self._written(writer) != {array} for writer in writers):
             return ()
+        # What another phase writes over it is no part of making it.
+        if any(self.phase(writer) != self.phase(producer) for writer in writers):
+            return ()
         return (producer, *writers) if all(writer in self.writers_behind for writer in writers) else ()
 
     def _makes_again(self, operator: OperatorIndex, result: int) -> bool:

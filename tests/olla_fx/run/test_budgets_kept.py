@@ -119,6 +119,18 @@ def test_gradients_that_wait_for_their_norm_are_made_twice():
     assert_kept(step)
 
 
+def test_logits_that_become_their_gradient_are_kept_where_gradients_wait_for_their_norm():
+    """Forward makes them and backward writes over them, in parts; both could run again for the update."""
+    layers = [layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.Tanh())]
+    model = nn.Sequential(*layers, nn.Linear(32, 2048, bias=False))
+    examples = [(torch.randn(512, 32), torch.randint(2048, (512,))) for _ in range(RUNS)]
+    options = {"memory_budget": 0.97, "norm": 0.1, "runs_to_settle": 3}
+    step = ClippedStep(model, sgd, examples[0], **options).run(examples).step
+    assert any(change.rewrite == "loss_gradients" for change in step.plan.changes)
+    assert step.plan.recomputed.operators
+    assert_kept(step)
+
+
 def test_inference_recomputes_nothing():
     model, example = network(), batches(2)
     step = check_inference(model, [batch[:1] for batch in example], 1, memory_budget="1MiB")
