@@ -1,10 +1,14 @@
 """All errors that are raised on purpose can be caught as one, and as what Python would raise."""
 
+import copy
+import pickle
+
 import pytest
 
 import olla_fx
 from olla_fx import arena, errors
 from olla_solvers.errors import OllaError
+from olla_solvers.infeasible.irreducible import CannotFitError
 
 
 @pytest.mark.parametrize("name", errors.__all__)
@@ -33,3 +37,22 @@ def test_a_busy_arena_is_caught_as_an_olla_error():
     busy = arena.Arena(arena.Buffer(64), 0, [])
     with busy.region(), pytest.raises(OllaError, match="already running a step"), busy.region():
         pass
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.BudgetError("no plan within 1 MiB", 5 << 20, is_proven=True),
+        errors.MissingPackageError("lightning", "lightning", ImportError("no module")),
+        errors.NumberNotLateError(("rate",), "it decides a shape", is_lasting=False),
+        errors.NotPicklableError("a loss without a name"),
+        CannotFitError("3 spans", ["one", "two"], is_irreducible=True, is_smallest=False),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_reach_other_processes(error):
+    """A pool of workers waits for ever for an error that cannot be unpickled."""
+    for other in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
+        assert type(other) is type(error)
+        assert str(other) == str(error)
+        assert vars(other) == vars(error)
