@@ -9,6 +9,7 @@ from olla_fx.dataflow import Dataflow
 from olla_fx.errors import BudgetError
 from olla_fx.fx_graph import source_of
 from olla_fx.passes.rewrites.edit import bytes_of
+from olla_fx.recomputed import BudgetTerms
 from olla_fx.report.table import format_bytes
 from olla_fx.step_plan import Plan
 from olla_solvers.analysis import resident_bytes
@@ -49,8 +50,8 @@ def budget_error(plan: Plan, dataflow: Dataflow, mode: Mode) -> BudgetError:
     text = (
         f"no plan within the memory budget of {in_bytes[0]} was found: the smallest "
         f"needs {in_bytes[1]} ({', '.join(parts)}), and {proven}. Most is alive at "
-        f"{node.name}{f' ({source})' if source else ''}; the largest arrays then are {largest}. Take "
-        f"{_advice(plan, dataflow, mode)}"
+        f"{node.name}{f' ({source})' if source else ''}; the largest arrays then are {largest}. "
+        f"{_advice(plan, terms, dataflow, mode)}"
     )
     return BudgetError(text, plan.needed_bytes, is_proven=terms.is_impossible)
 
@@ -61,8 +62,13 @@ def _operator_at_peak(plan: Plan) -> int:
     return order[max(range(len(order)), key=resident.__getitem__)]
 
 
-def _advice(plan: Plan, dataflow: Dataflow, mode: Mode) -> str:
-    """Return what would lower the peak."""
+def _advice(plan: Plan, terms: BudgetTerms, dataflow: Dataflow, mode: Mode) -> str:
+    """Return what would help."""
+    if terms.includes_static and plan.static_bytes >= terms.budget_bytes:
+        return (
+            "Parameters, state and inputs alone take the whole budget: take a larger one, or leave "
+            "memory_budget_includes='static' out"
+        )
     ways = ["a smaller batch"]
     if mode is Mode.TRAINING:
         ways.append("more accumulation_steps" if plan.micro_batches > 1 else "accumulation_steps")
@@ -70,7 +76,8 @@ def _advice(plan: Plan, dataflow: Dataflow, mode: Mode) -> str:
         ways.append("loss_chunks")
     if mode is Mode.AUTOGRAD:
         ways.append("a whole training step (loss_fn and optimizer; it uses gradients as they come)")
-    return ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])} or {ways[-1]}"
+    told = ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])} or {ways[-1]}"
+    return f"Take {told}"
 
 
 def _has_large_logits(plan: Plan, dataflow: Dataflow) -> bool:

@@ -107,6 +107,16 @@ def test_large_logits_are_told_how_to_be_computed_in_chunks(loss_chunks, advised
 
 
 @pytest.mark.usefixtures("quick")
+def test_static_arrays_that_take_the_whole_budget_are_told():
+    """No batch is small enough then."""
+    static_bytes = plan(1.0).static_bytes
+    with pytest.raises(BudgetError, match="alone take the whole budget: take a larger one"):
+        plan(static_bytes, memory_budget_includes="static")
+    with pytest.raises(BudgetError, match="Take a smaller batch or accumulation_steps"):
+        plan(static_bytes + 1000, memory_budget_includes="static")
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_byte_too_little_is_told_in_bytes():
     smallest = nn.Sequential(nn.Linear(512, 512))
     example = torch.randn(2, 512), torch.randint(512, (2,))
