@@ -50,6 +50,9 @@ CLOSE = 0.01
 NEAR = 0.005
 """A plan so close to what is proven, as a share of the step's seconds, is fast enough."""
 
+CLOSE_SECONDS = 1e-3
+"""A plan that takes so much more than was chosen, as a share of the step's seconds, is as fast."""
+
 LONGEST_SECONDS = 10.0
 """What a longer search may take, each time: by the clock, unless others use the processor, too."""
 
@@ -161,10 +164,10 @@ def plan_within(
     ]
     search = searches[0] if len(searches) == 1 else min(searches, key=_Search.outlook)
     candidate, plan = search.run()
-    if step.link is not None and plan.needed_bytes > budget_bytes:
+    if step.link is not None and (plan.needed_bytes > budget_bytes or search.is_slower_than_chosen):
         # A graph with transfers keeps its sequence; one without is ordered anew, and written over more.
         other, alone = plan_within(replace(step, link=None), make, candidates)
-        if alone.needed_bytes < plan.needed_bytes:
+        if search.rank(alone) < search.rank(plan):
             candidate, plan = other, alone
     terms = replace(
         terms,
@@ -233,6 +236,12 @@ class _Search:
     def least_extra_seconds(self) -> float:
         """Seconds beyond those of the step without recomputation, as far as that is proven."""
         return self._rewritten_seconds + self.bound.extra_seconds
+
+    @property
+    def is_slower_than_chosen(self) -> bool:
+        """True if the best plan takes more time in its graph than its sequence was chosen for."""
+        chosen_seconds = self._rewritten_seconds + self._first.extra_seconds
+        return _extra_seconds(self._best[1]) > chosen_seconds + CLOSE_SECONDS * self._step_seconds
 
     def outlook(self) -> tuple[int, float]:
         """Return by how much the budget is likely to be missed, and the extra seconds."""
@@ -321,11 +330,12 @@ class _Search:
         )
         swapped = replace(candidate.swapped, step_seconds=self._step_seconds)
         plan = replace(plan, recomputed=recomputed, swapped=swapped, budget=self._plain_plan.budget)
-        if self._rank(plan) < self._rank(self._best[1]):
+        if self.rank(plan) < self.rank(self._best[1]):
             self._best = candidate, plan
         return plan.buffer_bytes - self._room_bytes
 
-    def _rank(self, plan: Plan) -> tuple[int, float]:
+    def rank(self, plan: Plan) -> tuple[int, float]:
+        """Return by how much a plan misses the budget, and its extra seconds."""
         return max(0, plan.buffer_bytes - self._room_bytes), _extra_seconds(plan)
 
 

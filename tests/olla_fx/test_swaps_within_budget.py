@@ -80,6 +80,21 @@ def test_it_takes_no_more_time_than_repetitions_alone():
     assert "swapped to the host" in str(both.report())
 
 
+def test_what_stalls_in_its_graph_alone_is_not_taken():
+    """What was chosen to wait for nothing may wait for copies once its graph is there."""
+    layers = [layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.Tanh(), nn.Dropout(0.1))]
+    model = nn.Sequential(*layers, nn.Linear(256, 32))
+    example = torch.randn(512, 256), torch.randint(32, (512,))
+
+    def within(**options):
+        return olla_fx.plan(
+            model, example, loss_fn=nn.functional.cross_entropy, optimizer=MOMENTUM(model.parameters()),
+            memory_budget=0.95, device_profile="a100", baseline=False, **options,
+        )  # fmt: skip
+
+    assert within(link="4GB/s").extra_time <= within(swap=False).extra_time + 1e-3
+
+
 def test_what_fits_swaps_nothing():
     assert not planned(memory_budget="1GiB", link="16GB/s").swapped.arrays
 
