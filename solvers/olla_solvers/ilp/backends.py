@@ -1,4 +1,4 @@
-"""Runs CBC, Gurobi and HiGHS through PuLP against a deadline, and tells which of them can be used.
+"""Runs CBC, Gurobi and HiGHS against a deadline, and tells which of them can be used.
 
 A solver may be installed and its licence not take a model: the first is looked up, the second only the
 solver can tell. Every run happens in a process of its own
@@ -57,6 +57,8 @@ class Solution:
         bound: no solution is below it, within the solver's tolerance; None if nothing is proven.
         seconds: wall-clock time, starting the process included.
         detail: the solver's own words.
+        work: that it took, in the solver's own measure, which is about a second of an idle machine; CBC, which
+            has none, by the clock.
     """
 
     outcome: Outcome
@@ -65,6 +67,7 @@ class Solution:
     bound: float | None
     seconds: float
     detail: str
+    work: float = 0.0
 
 
 def is_installed(solver: str) -> bool:
@@ -186,7 +189,12 @@ def solve(model: LinearModel, solver: str, *, time_limit: float | None = None) -
 
 
 def solve_here(
-    model: LinearModel, solver: str, *, time_limit: float | None = None, gap: float = 0.0
+    model: LinearModel,
+    solver: str,
+    *,
+    time_limit: float | None = None,
+    gap: float = 0.0,
+    work: float | None = None,
 ) -> Solution:
     """Solve a model as :func:`solve` does, but in this process and its working folder.
 
@@ -199,6 +207,7 @@ def solve_here(
         time_limit: seconds that the solver is told.
         gap: an objective so far above the bound is good enough. CBC, which does not tell the bound then, gets
             none.
+        work: to stop after, in the measure of :attr:`Solution.work`, so that equal runs end alike.
 
     Returns:
         The solver's result.
@@ -208,7 +217,13 @@ def solve_here(
     """
     start = time.monotonic()
     response = solver_process.answered(
-        {"solver": solver, "time_limit": time_limit, "gap": gap, "model": _to_document(model)}
+        {
+            "solver": solver,
+            "time_limit": time_limit,
+            "gap": gap,
+            "work": work,
+            "model": _to_document(model),
+        }
     )
     return _solution(response, model, solver, time.monotonic() - start)
 
@@ -230,6 +245,7 @@ def _solution(response: dict[str, Any], model: LinearModel, solver: str, seconds
         bound,
         seconds,
         response["detail"],
+        response.get("work", 0.0),
     )
 
 

@@ -1,4 +1,6 @@
-"""Runs a solver in a process of its own: reads a model, solves it with PuLP, writes the solution.
+"""Runs a solver in a process of its own: reads a model, solves it, writes the solution.
+
+CBC and Gurobi are behind PuLP; HiGHS is not (:mod:`olla_solvers.ilp.highs`).
 
 A process of its own can be ended at its deadline, which CBC, HiGHS and Gurobi overrun, and keeps the
 solvers' libraries and their output out of the caller. It is started by :mod:`olla_solvers.ilp.backends` as
@@ -17,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from olla_solvers.effort.apart import end_with_caller
+from olla_solvers.ilp import highs
 
-PULP_NAMES = {"cbc": ("PULP_CBC_CMD", "COIN_CMD"), "gurobi": ("GUROBI",), "highs": ("HiGHS",)}
+PULP_NAMES = {"cbc": ("PULP_CBC_CMD", "COIN_CMD"), "gurobi": ("GUROBI",)}
 """Adapters of PuLP for each solver; of several, the first that is available."""
 
 _LOG = "solver.log"
-_INTEGER_TOLERANCE = 1e-9
 _TOO_LARGE = "too large for size-limited license"
 
 
@@ -44,7 +46,7 @@ def main(request_path: str, response_path: str) -> None:
     """Serve one request.
 
     Args:
-        request_path: JSON with ``solver``, ``time_limit``, ``model`` and perhaps ``gap``.
+        request_path: JSON with ``solver``, ``time_limit``, ``model``, and perhaps ``gap`` and ``work``.
         response_path: where to write the JSON answer.
     """
     end_with_caller()
@@ -59,30 +61,28 @@ def answered(request: dict[str, Any]) -> dict[str, Any]:
         request: as :func:`main` reads it.
     """
     try:
-        return _solve(request)
+        return highs.solved(request) if request["solver"] == "highs" else _solved(request)
     except Exception as error:  # the caller decides what each failure means
         text = f"{type(error).__name__}: {error}"
         return {"status": "too_large" if _TOO_LARGE in text else "failed", "detail": text}
 
 
-def _solve(request: dict[str, Any]) -> dict[str, Any]:
+def _solved(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the response of a solver behind PuLP."""
     import pulp
 
     adapter = available_adapter(request["solver"])
     if adapter is None:
         return {"status": "unavailable", "detail": f"PuLP {pulp.__version__} finds no {request['solver']}"}
     problem, columns = _to_pulp(request["model"])
-    solver = pulp.getSolver(
-        adapter, **_options(request["solver"], request["time_limit"], request.get("gap", 0.0))
-    )
-    if request["solver"] == "highs":
-        solver.callSolver = _start_highs
+    solver = pulp.getSolver(adapter, **_options(request))
     started = time.monotonic()
     problem.solve(solver)
-    time_limit = request["time_limit"]
-    out_of_time = time_limit is not None and time.monotonic() - started >= time_limit
+    time_limit, seconds = request["time_limit"], time.monotonic() - started
+    out_of_time = time_limit is not None and seconds >= time_limit
     values = [column.varValue for column in columns]
-    return _response(request["solver"], problem, values, out_of_time=out_of_time)
+    response = _response(request["solver"], problem, values, out_of_time=out_of_time)
+    return response | {"work": seconds if request["solver"] == "cbc" else problem.solverModel.Work}
 
 
 def _to_pulp(model: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -105,38 +105,20 @@ def _to_pulp(model: dict[str, Any]) -> tuple[Any, list[Any]]:
     return problem, columns
 
 
-def _options(solver: str, time_limit: float | None, gap: float) -> dict[str, Any]:
+def _options(request: dict[str, Any]) -> dict[str, Any]:
     """Return options for a gap, tight integrality, a warm start and no output, in each solver's words."""
-    if solver == "cbc":
-        tolerance = f"integerTolerance {_INTEGER_TOLERANCE}"
+    time_limit, work = request["time_limit"], request.get("work")
+    if request["solver"] == "cbc":
+        tolerance = f"integerTolerance {highs.INTEGER_TOLERANCE}"
         options = {"warmStart": True, "keepFiles": True, "logPath": _LOG, "options": [tolerance]}
         # PuLP's default, elapsed time, makes CBC 2.10 end in a segmentation fault, its log unwritten, if
         # the limit falls into the root node. Its one thread's processor time is never ahead of the clock,
-        # and the caller ends what is late.
+        # and the caller ends what is late. It has no measure of work.
+        time_limit = min((limit for limit in (time_limit, work) if limit is not None), default=None)
         return {"msg": False, "timeLimit": time_limit, "timeMode": "cpu", "gapRel": 0, **options}
-    if solver == "highs":
-        tolerance_name = "mip_feasibility_tolerance"
-        return {
-            "msg": False,
-            "timeLimit": time_limit,
-            "gapRel": 0,
-            "gapAbs": gap,
-            tolerance_name: _INTEGER_TOLERANCE,
-        }
-    options = {"warmStart": True, "MIPGap": 0, "MIPGapAbs": gap, "IntFeasTol": _INTEGER_TOLERANCE}
-    return {"msg": False, "timeLimit": time_limit, **options}
-
-
-def _start_highs(problem: Any) -> None:
-    """Give HiGHS the start that PuLP's adapter leaves out, then run it."""
-    import highspy
-
-    values = [column.varValue for column in problem.variables()]
-    if all(value is not None for value in values):
-        solution = highspy.HighsSolution()
-        solution.col_value = values
-        problem.solverModel.setSolution(solution)
-    problem.solverModel.run()
+    gaps = {"MIPGap": 0, "MIPGapAbs": request.get("gap", 0.0), "IntFeasTol": highs.INTEGER_TOLERANCE}
+    limits = {} if work is None else {"WorkLimit": work}
+    return {"msg": False, "timeLimit": time_limit, "warmStart": True, **gaps, **limits}
 
 
 def _response(solver: str, problem: Any, values: list[float | None], *, out_of_time: bool) -> dict[str, Any]:
@@ -145,7 +127,7 @@ def _response(solver: str, problem: Any, values: list[float | None], *, out_of_t
     # The status alone says Optimal for CBC at its limit; only the solution's status tells them apart.
     proven = problem.sol_status == pulp.LpSolutionOptimal
     has_values = problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
-    bound, native, stopped = {"cbc": _cbc_end, "highs": _highs_end, "gurobi": _gurobi_end}[solver](problem)
+    bound, native, stopped = {"cbc": _cbc_end, "gurobi": _gurobi_end}[solver](problem)
     if solver == "cbc" and out_of_time and problem.status == pulp.LpStatusInfeasible:
         # CBC calls a relaxation infeasible that its limit kept it from solving.
         stopped = True
@@ -182,15 +164,6 @@ def _cbc_end(problem: Any) -> tuple[float | None, str, bool]:
     if stopped and not re.search(r"^Enumerated nodes:\s*[1-9]", text, re.MULTILINE):
         return None, words, stopped
     return float(bound.group(1)) if bound else None, words, stopped
-
-
-def _highs_end(problem: Any) -> tuple[float | None, str, bool]:
-    import highspy
-
-    status = problem.solverModel.getModelStatus()
-    bound = float(problem.solverModel.getInfo().mip_dual_bound)
-    ended = (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kInfeasible)
-    return bound, problem.solverModel.modelStatusToString(status), status not in ended
 
 
 def _gurobi_end(problem: Any) -> tuple[float | None, str, bool]:

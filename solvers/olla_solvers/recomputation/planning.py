@@ -51,8 +51,9 @@ LEAST_ANNEALED_STEPS = 60_000
 NEARLY = 1.05
 """Times the budget: states within it say what an order promises."""
 
-PROGRAMS_SECONDS = 1.0
-"""Of processor time, for integer programs of one budget at the usual effort."""
+PROGRAMS_WORK = 0.6
+"""Of the solver, for integer programs of one budget at the usual effort; see
+:attr:`olla_solvers.ilp.backends.Solution.work`."""
 
 SHARE_FOR_PROGRAMS = 0.5
 """Share of what is left until a deadline that programs of one budget may take."""
@@ -231,8 +232,8 @@ class Planner:
         if self._solver is None or bound.is_impossible:
             return ()
         left = SHARE_FOR_PROGRAMS * (self._deadline - time.monotonic())
-        seconds = self._effort * PROGRAMS_SECONDS
-        proposals = propose(self._instances, bound, self._solver, seconds=seconds, by_the_clock=left)
+        work = self._effort * PROGRAMS_WORK
+        proposals = propose(self._instances, bound, self._solver, work=work, by_the_clock=left)
         self._keep_bound(proposals.bound)
         return proposals.states
 

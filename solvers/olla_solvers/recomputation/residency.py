@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from olla_solvers.effort.deadline import DeadlinePassedError
@@ -51,17 +51,17 @@ MOST_PROGRAMS = 8
 MOST_COLUMNS = 6000
 """Larger programs take more time than they save."""
 
-MOST_SECONDS = 2.0
-"""Of processor time, for one program."""
+MOST_WORK = 2.0
+"""For one program, in solvers' measure (:attr:`olla_solvers.ilp.backends.Solution.work`)."""
 
-SLOWEST, LEAST_BY_THE_CLOCK = 2.0, 5.0
-"""Times as long by the clock that processor time may take where other processes run, too, and the least."""
+SLOWEST, LEAST_BY_THE_CLOCK = 4.0, 5.0
+"""Seconds by the clock that a unit of work may take where other processes run, too, and the least."""
 
 LEAST_SECONDS = 2.0
 """By the clock: for less programs are not begun."""
 
 SHARE_OF_SEARCH = 0.7
-"""Share of the time in which programs of orders are begun; then one is for a bound of any order."""
+"""Share of the work in which programs of orders are begun; then one is for a bound of any order."""
 
 CLOSE = 2e-4
 """Share of the step's seconds by which states may be slower than what is proven."""
@@ -122,7 +122,7 @@ def propose(
     bound: LowerBound,
     solver: str,
     *,
-    seconds: Seconds,
+    work: float,
     by_the_clock: Seconds = math.inf,
 ) -> Proposals:
     """Return states for a budget and a bound, both found by integer programs.
@@ -131,14 +131,14 @@ def propose(
         instances: the step, in one order or several.
         bound: what minimum cuts prove for the budget.
         solver: CBC, Gurobi or HiGHS, which is loaded, and may write files to the working folder.
-        seconds: of processor time.
+        work: of the solver, in its measure (:attr:`olla_solvers.ilp.backends.Solution.work`).
         by_the_clock: seconds that it may take at most.
 
     Returns:
         Without states if the time is too short or programs would be too large.
     """
-    by_the_clock = min(by_the_clock, max(LEAST_BY_THE_CLOCK, SLOWEST * seconds))
-    proposer = _Proposer(bound, solver, seconds, by_the_clock)
+    by_the_clock = min(by_the_clock, max(LEAST_BY_THE_CLOCK, SLOWEST * work))
+    proposer = _Proposer(bound, solver, work, time.monotonic() + by_the_clock)
     if bound.operator is None or bound.is_impossible or by_the_clock < LEAST_SECONDS:
         return proposer.proposals
     with contextlib.suppress(_TooLargeError, DeadlinePassedError):
@@ -236,12 +236,13 @@ class _Proposer:
         proposals: so far.
     """
 
-    def __init__(self, bound: LowerBound, solver: str, seconds: Seconds, by_the_clock: Seconds) -> None:
+    def __init__(self, bound: LowerBound, solver: str, work: float, deadline: float) -> None:
         self.proposals = Proposals(bound)
         self._solver = solver
-        self._began = time.process_time(), time.monotonic()
-        self._seconds = seconds
-        self._by_the_clock = by_the_clock
+        self._work = self._left = work
+        self._deadline = deadline
+        # One moment's program is often the same in all orders.
+        self._solved: dict[Hashable, backends.Solution] = {}
 
     def run(self, instances: Sequence[Instance]) -> None:
         """Look for states of the order that may be the fastest, until none is left; then for a bound."""
@@ -255,7 +256,7 @@ class _Proposer:
                 self._prove(instances[0], ())
                 is_proven = True
             left = [order for order in orders if order.is_open and order.seconds < best - slack]
-            if not left or self._left() <= (1 - SHARE_OF_SEARCH) * self._seconds:
+            if not left or self._left <= (1 - SHARE_OF_SEARCH) * self._work:
                 break
             order = min(left, key=lambda order: order.seconds)
             seconds = self._advance(order)
@@ -318,21 +319,17 @@ class _Proposer:
         size = len(model.lower), len(model.rows)
         if size[0] > MOST_COLUMNS or not backends.may_take(self._solver, *size):
             raise _TooLargeError
-        left = min(MOST_SECONDS, self._left())
-        if left <= 0:
-            raise DeadlinePassedError
-        # Solvers go by the clock, which is ahead where other processes run, too.
-        processor, clock = self._began
-        spent = max(0.01, time.process_time() - processor)
-        pace = min(SLOWEST, max(1.0, (time.monotonic() - clock) / spent))
-        return backends.solve_here(model, self._solver, time_limit=pace * left, gap=CLOSE * COST_OF_STEP)
-
-    def _left(self) -> Seconds:
-        processor, clock = self._began
-        return min(
-            self._seconds - (time.process_time() - processor),
-            self._by_the_clock - (time.monotonic() - clock),
-        )
+        program = tuple(model.lower), tuple(model.upper), tuple(model.rows)
+        if program not in self._solved:
+            seconds, work = self._deadline - time.monotonic(), min(MOST_WORK, self._left)
+            if seconds <= 0 or work <= 0:
+                raise DeadlinePassedError
+            solution = backends.solve_here(
+                model, self._solver, time_limit=seconds, gap=CLOSE * COST_OF_STEP, work=work
+            )
+            self._left -= solution.work
+            self._solved[program] = solution
+        return self._solved[program]
 
 
 def _operator(bound: LowerBound) -> OperatorIndex:

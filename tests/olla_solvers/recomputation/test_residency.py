@@ -47,7 +47,7 @@ def check_seeds(seeds: range) -> tuple[int, int]:
             bound = lower_bound(step.problem, budget)
             if bound.operator is None or bound.is_impossible:
                 continue
-            proposals = propose([evaluator.instance], bound, "highs", seconds=20.0)
+            proposals = propose([evaluator.instance], bound, "highs", work=20.0)
             proven = proposals.bound.extra_seconds
             assert bound.extra_seconds <= proven <= exhaustive.least_seconds(budget) + 1e-9
             higher += proven > bound.extra_seconds
@@ -148,7 +148,7 @@ def test_half_of_a_long_chain_is_met_as_fast_as_is_proven():
 def test_solvers_agree(solver):
     problem = chain(30, (1.0, 1.3, 0.7))
     bound = lower_bound(problem, plain_peak(problem) * 2 // 3)
-    proposals = propose([prepare(problem)], bound, solver, seconds=30.0)
+    proposals = propose([prepare(problem)], bound, solver, work=30.0)
     assert proposals.states
     assert proposals.bound.extra_seconds == pytest.approx(8.3, abs=slack(problem))
 
@@ -165,7 +165,7 @@ def test_budgets_of_a_curve_may_have_moments_of_their_own():
 def test_a_short_deadline_leaves_it_at_what_minimum_cuts_prove():
     problem = chain(40)
     bound = lower_bound(problem, plain_peak(problem) // 2)
-    assert propose([prepare(problem)], bound, "highs", seconds=1.0, by_the_clock=1.0).bound is bound
+    assert propose([prepare(problem)], bound, "highs", work=1.0, by_the_clock=1.0).bound is bound
     deadline = time.monotonic() + 0.5
     answer = least_time(problem, plain_peak(problem) // 2, deadline=deadline, solver="highs")
     assert answer.recomputation.executions
@@ -201,6 +201,6 @@ def test_a_licence_that_takes_no_such_program_leaves_it_at_what_was_found(monkey
     problem = chain(30, (1.0, 1.3, 0.7))
     bound = lower_bound(problem, plain_peak(problem) * 2 // 3)
     monkeypatch.setattr(backends, "may_take", lambda solver, columns, rows: False)
-    proposals = propose([prepare(problem)], bound, "gurobi", seconds=20.0)
+    proposals = propose([prepare(problem)], bound, "gurobi", work=20.0)
     assert proposals.bound is bound
     assert not proposals.states
