@@ -21,7 +21,7 @@ from olla_solvers.recomputation.cuts import Cut
 from olla_solvers.recomputation.instance import prepare
 from olla_solvers.recomputation.pool import Evaluated
 from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem, Seconds
-from olla_solvers.recomputation.residency import CLOSE, Proposal, propose
+from olla_solvers.recomputation.residency import SETTLED, Proposal, propose
 from olla_solvers.recomputation.search import Search
 
 MOST_STEPS = 500_000
@@ -51,7 +51,7 @@ LEAST_ANNEALED_STEPS = 60_000
 NEARLY = 1.05
 """Times the budget: states within it say what an order promises."""
 
-PROGRAMS_WORK = 0.6
+PROGRAMS_WORK = 0.4
 """Of the solver, for integer programs of one budget at the usual effort; see
 :attr:`olla_solvers.ilp.backends.Solution.work`."""
 
@@ -220,7 +220,7 @@ class Planner:
     def _is_settled(self, budget_bytes: Bytes) -> bool:
         """Return True if states within a budget are as fast as is proven."""
         evaluated = self._fastest(budget_bytes)[1]
-        slack = CLOSE * self._step_seconds
+        slack = SETTLED * self._step_seconds
         return (
             evaluated is not None
             and evaluated.extra_seconds <= self._bound(budget_bytes).extra_seconds + slack

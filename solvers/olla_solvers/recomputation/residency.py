@@ -61,10 +61,13 @@ LEAST_SECONDS = 2.0
 """By the clock: for less programs are not begun."""
 
 SHARE_OF_SEARCH = 0.7
-"""Share of the work in which programs of orders are begun; then one is for a bound of any order."""
+"""Share of the work that is for programs of orders; the rest is for a bound of any order."""
 
 CLOSE = 2e-4
-"""Share of the step's seconds by which states may be slower than what is proven."""
+"""Share of the step's seconds by which the solution of a program may be slower than what is proven of it."""
+
+SETTLED = 5e-4
+"""Share of the step's seconds by which states may be slower than what is proven for others to be looked for."""
 
 _MARGIN = 1e-6
 """Share of the step's seconds that solvers' tolerances may take from a bound."""
@@ -249,7 +252,7 @@ class _Proposer:
         bound = self.proposals.bound
         orders = [_Order(index, instance, bound) for index, instance in enumerate(instances)]
         best, best_order = math.inf, orders[0]
-        slack = CLOSE * instances[0].problem.step_seconds
+        slack = SETTLED * instances[0].problem.step_seconds
         is_proven = False
         while True:
             if not is_proven and all(order.programs for order in orders):
@@ -272,7 +275,7 @@ class _Proposer:
         order.programs += 1
         order.is_open = order.programs < MOST_PROGRAMS
         program = order.program()
-        solution = self._solve(program.model)
+        solution = self._solve(program.model, self._left - (1 - SHARE_OF_SEARCH) * self._work)
         if solution.values is None:
             order.is_open = False
             return math.inf
@@ -304,7 +307,7 @@ class _Proposer:
                     chain.append(moment_of_any_order(instance, operator, bound.budget_bytes))
         chain.sort(key=lambda moment: sum(moment.is_to_come), reverse=True)
         program = ResidencyProgram(instance, makers_of_operators(instance), chain)
-        solution = self._solve(program.model)
+        solution = self._solve(program.model, self._left)
         if solution.bound is None:
             return
         share = solution.bound / COST_OF_STEP - _MARGIN
@@ -315,17 +318,17 @@ class _Proposer:
                 self.proposals, bound=replace(bound, extra_seconds=seconds, moments=moments)
             )
 
-    def _solve(self, model: LinearModel) -> backends.Solution:
+    def _solve(self, model: LinearModel, work: float) -> backends.Solution:
         size = len(model.lower), len(model.rows)
         if size[0] > MOST_COLUMNS or not backends.may_take(self._solver, *size):
             raise _TooLargeError
         program = tuple(model.lower), tuple(model.upper), tuple(model.rows)
         if program not in self._solved:
-            seconds, work = self._deadline - time.monotonic(), min(MOST_WORK, self._left)
+            seconds = self._deadline - time.monotonic()
             if seconds <= 0 or work <= 0:
                 raise DeadlinePassedError
             solution = backends.solve_here(
-                model, self._solver, time_limit=seconds, gap=CLOSE * COST_OF_STEP, work=work
+                model, self._solver, time_limit=seconds, gap=CLOSE * COST_OF_STEP, work=min(MOST_WORK, work)
             )
             self._left -= solution.work
             self._solved[program] = solution

@@ -33,8 +33,9 @@ MOST_CORNERS = 49
 NEIGHBOURS = 3
 """Faster states beyond a budget from which it is approached."""
 
-TURNS = 8
-"""Anneals, each from the best of the one before, between which the clock is looked at."""
+FIRST_TURNS, TURNS, MOST_TURNS = 2, 8, 24
+"""Anneals, each from the best of the one before, between which the clock is looked at: as many if they gain
+nothing from the fastest states, usually, and as long as they gain."""
 
 ROUNDS = 4
 """Times that a budget is approached, as long as that gains."""
@@ -135,7 +136,8 @@ class Search:
             tries: walks to make.
             seed: of the random numbers.
         """
-        start = self.pool.fastest(budget_bytes) or self.pool.lowest
+        fastest = self.pool.fastest(budget_bytes)
+        start = fastest or self.pool.lowest
         step_seconds = self._instance.problem.step_seconds
         states: Any = list(start.states)
         best: Any = list(start.states)
@@ -149,11 +151,17 @@ class Search:
             run, (flat, trace) = compiled_anneal(), self.evaluator.for_compiled_code()
         else:
             run, flat, trace = anneal, self.evaluator.flat, self.evaluator.trace
-        for turn in range(TURNS):
+        last = TURNS if fastest is None else FIRST_TURNS
+        for turn in range(MOST_TURNS):
             check_time(self._deadline)
             if run(flat, states, best, trace, budget_bytes, step_seconds, tries // TURNS, seed + turn) >= 0:
                 self.try_states([int(state) for state in best])
                 states[:] = best[:]
+            before, fastest = fastest, self.pool.fastest(budget_bytes)
+            if fastest is not before:
+                last = max(TURNS, turn + 1 + FIRST_TURNS)
+            if turn + 1 == last:
+                return
 
     def _reach(self, beyond: Evaluated, budget_bytes: Bytes, last_walk: int) -> None:
         """Bring states within a budget greedily."""

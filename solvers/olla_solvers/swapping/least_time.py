@@ -31,7 +31,7 @@ from olla_solvers.recomputation.problem import (
     Seconds,
     Stay,
 )
-from olla_solvers.recomputation.residency import CLOSE, solver_for
+from olla_solvers.recomputation.residency import SETTLED, solver_for
 from olla_solvers.swapping.bounds import BoundsWithHost
 from olla_solvers.swapping.choice import choose
 from olla_solvers.swapping.choice_program import choose_by_program
@@ -347,7 +347,7 @@ class _Planner:
 
     def _is_settled(self) -> bool:
         """Return True if the best is as fast as is proven."""
-        slack = CLOSE * self._problem.step_seconds
+        slack = SETTLED * self._problem.step_seconds
         extra = self._most_seconds() - self._problem.step_seconds
         return extra <= self._bound.extra_seconds + slack
 
