@@ -11,7 +11,7 @@ import math
 from itertools import accumulate
 from typing import Any
 
-WORK_OF_CHECK, WORK_OF_CHECK_IN_TREE = 1.2e-4, 4e-5
+WORK_OF_CHECK, WORK_OF_CHECK_IN_TREE = 1e-4, 4e-5
 """Seconds between two questions, for the square root of the coefficients, before HiGHS branches and afterwards:
 medians over a hundred programs that are met in planning repetitions."""
 

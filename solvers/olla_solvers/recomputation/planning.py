@@ -51,7 +51,7 @@ LEAST_ANNEALED_STEPS = 60_000
 NEARLY = 1.05
 """Times the budget: states within it say what an order promises."""
 
-PROGRAMS_WORK = 0.4
+PROGRAMS_WORK = 0.6
 """Of the solver, for integer programs of one budget at the usual effort; see
 :attr:`olla_solvers.ilp.backends.Solution.work`."""
 

@@ -63,6 +63,9 @@ LEAST_SECONDS = 2.0
 SHARE_OF_SEARCH = 0.7
 """Share of the work that is for programs of orders; the rest is for a bound of any order."""
 
+SHARE_OF_PROGRAM = 0.5
+"""Share of what is left of that which one program may take if there are other orders."""
+
 CLOSE = 2e-4
 """Share of the step's seconds by which the solution of a program may be slower than what is proven of it."""
 
@@ -262,20 +265,21 @@ class _Proposer:
             if not left or self._left <= (1 - SHARE_OF_SEARCH) * self._work:
                 break
             order = min(left, key=lambda order: order.seconds)
-            seconds = self._advance(order)
+            work = self._left - (1 - SHARE_OF_SEARCH) * self._work
+            seconds = self._advance(order, work if len(left) == 1 else SHARE_OF_PROGRAM * work)
             if seconds < best:
                 best, best_order = seconds, order
             if best <= self.proposals.bound.extra_seconds + slack:
                 return
         self._prove(instances[0], best_order.operators)
 
-    def _advance(self, order: _Order) -> Seconds:
+    def _advance(self, order: _Order, work: float) -> Seconds:
         """Solve an order's next program; return the seconds of its states, infinite beyond the budget."""
         budget_bytes, evaluator = self.proposals.bound.budget_bytes, order.evaluator
         order.programs += 1
         order.is_open = order.programs < MOST_PROGRAMS
         program = order.program()
-        solution = self._solve(program.model, self._left - (1 - SHARE_OF_SEARCH) * self._work)
+        solution = self._solve(program.model, work)
         if solution.values is None:
             order.is_open = False
             return math.inf
