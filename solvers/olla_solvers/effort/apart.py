@@ -39,6 +39,9 @@ _LOOK_SECONDS = 0.5
 LEAST_SECONDS = 2.0
 """A process is not started for less: it would hardly have begun."""
 
+_LEAST_PAUSE, _PAUSES = 1.0, 10
+"""Seconds between two answers that take a while to make, and times as many as the last one took."""
+
 Offer: TypeAlias = Callable[[Any], None]
 """Hands over an answer that is better than those before."""
 
@@ -171,6 +174,25 @@ def _end(process: subprocess.Popen[str]) -> None:
     else:
         process.kill()
     process.communicate()
+
+
+def at_times(report: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that reports when it is called, but only now and then.
+
+    Args:
+        report: makes an answer and offers it, which takes a while.
+    """
+    next_report = 0.0
+
+    def maybe_report() -> None:
+        nonlocal next_report
+        began = time.monotonic()
+        if began >= next_report:
+            report()
+            ended = time.monotonic()
+            next_report = ended + max(_LEAST_PAUSE, _PAUSES * (ended - began))
+
+    return maybe_report
 
 
 def end_with_caller() -> None:

@@ -57,8 +57,8 @@ class Solution:
         bound: no solution is below it, within the solver's tolerance; None if nothing is proven.
         seconds: wall-clock time, starting the process included.
         detail: the solver's own words.
-        work: that it took, in the solver's own measure, which is about a second of an idle machine; CBC, which
-            has none, by the clock.
+        work: that it took, in the solver's own measure, about seconds of an idle machine; CBC has none, and
+            goes by the clock.
     """
 
     outcome: Outcome
@@ -156,13 +156,23 @@ def check_options(solver: str, time_limit: float | None) -> None:
             raise OptionError(f"time_limit is a number of seconds, at least 0, or None; not {time_limit!r}")
 
 
-def solve(model: LinearModel, solver: str, *, time_limit: float | None = None) -> Solution:
+def solve(
+    model: LinearModel,
+    solver: str,
+    *,
+    time_limit: float | None = None,
+    gap: float = 0.0,
+    work: float | None = None,
+) -> Solution:
     """Solve a model.
 
     Args:
         model: minimises its objective column; its start is handed to the solver.
         solver: one of :data:`SOLVERS`.
         time_limit: seconds of wall-clock time; the process is ended a moment after.
+        gap: an objective so far above the bound is good enough. CBC, which does not tell the bound then, gets
+            none.
+        work: to stop after, in the measure of :attr:`Solution.work`, so that equal runs end alike.
 
     Returns:
         The solver's result; ``STOPPED`` without values if its process had to be ended.
@@ -173,7 +183,7 @@ def solve(model: LinearModel, solver: str, *, time_limit: float | None = None) -
     require(solver)
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="olla_solvers_") as folder:
-        request = {"solver": solver, "time_limit": _own_limit(time_limit), "model": _to_document(model)}
+        request = _request(model, solver, _own_limit(time_limit), gap, work)
         Path(folder, "request.json").write_text(json.dumps(request), encoding="utf-8")
         # Writing a large model takes a while, which counts.
         left = None if time_limit is None else max(0.0, start + time_limit - time.monotonic())
@@ -202,12 +212,11 @@ def solve_here(
     (:mod:`olla_solvers.effort.apart`).
 
     Args:
-        model: minimises its objective column.
+        model: as of :func:`solve`.
         solver: one of :data:`SOLVERS`.
         time_limit: seconds that the solver is told.
-        gap: an objective so far above the bound is good enough. CBC, which does not tell the bound then, gets
-            none.
-        work: to stop after, in the measure of :attr:`Solution.work`, so that equal runs end alike.
+        gap: as of :func:`solve`.
+        work: as of :func:`solve`.
 
     Returns:
         The solver's result.
@@ -216,16 +225,20 @@ def solve_here(
         SolverUnavailableError: if it is not installed, or its licence does not take the model.
     """
     start = time.monotonic()
-    response = solver_process.answered(
-        {
-            "solver": solver,
-            "time_limit": time_limit,
-            "gap": gap,
-            "work": work,
-            "model": _to_document(model),
-        }
-    )
+    response = solver_process.answered(_request(model, solver, time_limit, gap, work))
     return _solution(response, model, solver, time.monotonic() - start)
+
+
+def _request(
+    model: LinearModel, solver: str, time_limit: float | None, gap: float, work: float | None
+) -> dict[str, Any]:
+    return {
+        "solver": solver,
+        "time_limit": time_limit,
+        "gap": gap,
+        "work": work,
+        "model": _to_document(model),
+    }
 
 
 def _solution(response: dict[str, Any], model: LinearModel, solver: str, seconds: float) -> Solution:

@@ -12,8 +12,8 @@ from itertools import accumulate
 from typing import Any
 
 WORK_OF_CHECK, WORK_OF_CHECK_IN_TREE = 1e-4, 4e-5
-"""Seconds between two questions, for the square root of the coefficients, before HiGHS branches and afterwards:
-medians over a hundred programs that are met in planning repetitions."""
+"""Seconds between two questions, times the square root of the number of coefficients, before HiGHS branches
+and afterwards: about the medians over a hundred programs that planning repetitions has stated."""
 
 INTEGER_TOLERANCE = 1e-9
 """By which a whole number may be missed."""

@@ -24,9 +24,6 @@ __all__ = ["WithinBudget", "curve", "curve_apart", "least_time"]
 LEAST_UNITS = 20
 """Fewer units that could be dropped are searched through before a process would have started."""
 
-LEAST_PAUSE, PAUSES = 1.0, 10
-"""Seconds between two answers that a process hands over, and times as many as the last one took."""
-
 
 def least_time(
     problems: RecomputationProblem | Sequence[RecomputationProblem],
@@ -92,15 +89,37 @@ def curve(
         raise ProblemError("there is no order of a step to plan on")
     chosen = solver_for(solver)
     first = Planner(given[:1], deadline, effort, seed)
-    is_solved = chosen is not None and first.units >= LEAST_UNITS
-    is_large = is_solved or (first.is_worth_compiling and is_available())
     left = deadline - time.monotonic()
-    if is_large and left >= apart.LEAST_SECONDS and not all(map(first.is_met_without, budgets)):
-        arguments = (given, tuple(budgets), deadline, effort, seed, chosen if is_solved else None)
+    if (
+        is_large(first, chosen)
+        and left >= apart.LEAST_SECONDS
+        and not all(map(first.is_met_without, budgets))
+    ):
+        arguments = (given, tuple(budgets), deadline, effort, seed, solver_of(first, chosen))
         answers: tuple[WithinBudget, ...] | None = apart.last_answer(curve_apart, arguments, left)
         if answers is not None:
             return answers
     return _answers(first if len(given) == 1 else Planner(given, deadline, effort, seed), budgets)
+
+
+def solver_of(planner: Planner, solver: str | None) -> str | None:
+    """Return the solver if programs are worth stating for a step.
+
+    Args:
+        planner: of the step.
+        solver: that is there; None if none is.
+    """
+    return solver if planner.units >= LEAST_UNITS else None
+
+
+def is_large(planner: Planner, solver: str | None) -> bool:
+    """Return True if planning a step takes longer than starting a process to plan it in.
+
+    Args:
+        planner: of the step.
+        solver: that is there; None if none is.
+    """
+    return solver_of(planner, solver) is not None or (planner.is_worth_compiling and is_available())
 
 
 def curve_apart(
@@ -124,16 +143,7 @@ def curve_apart(
         offer: called with each answer that is better than those before.
     """
     planner = Planner(problems, deadline, effort, seed, solver, may_compile=True)
-    next_report = 0.0
-
-    def report() -> None:
-        nonlocal next_report
-        began = time.monotonic()
-        if began >= next_report:
-            offer(tuple(planner.answer(budget) for budget in budgets))
-            ended = time.monotonic()
-            next_report = ended + max(LEAST_PAUSE, PAUSES * (ended - began))
-
+    report = apart.at_times(lambda: offer(tuple(planner.answer(budget) for budget in budgets)))
     offer(_answers(planner, budgets, report))
 
 

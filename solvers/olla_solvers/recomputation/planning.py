@@ -154,7 +154,7 @@ class Planner:
             budget_bytes: of planned arrays and workspaces.
             report: called before what takes long.
         """
-        if self._bound(budget_bytes).is_impossible and self._is_started:
+        if self.bound(budget_bytes).is_impossible and self._is_started:
             return
         if self._is_settled(budget_bytes):
             return
@@ -223,12 +223,12 @@ class Planner:
         slack = SETTLED * self._step_seconds
         return (
             evaluated is not None
-            and evaluated.extra_seconds <= self._bound(budget_bytes).extra_seconds + slack
+            and evaluated.extra_seconds <= self.bound(budget_bytes).extra_seconds + slack
         )
 
     def _ask_solver(self, budget_bytes: Bytes) -> tuple[Proposal, ...]:
         """Return what integer programs find; keep what they prove."""
-        bound = self._bound(budget_bytes)
+        bound = self.bound(budget_bytes)
         if self._solver is None or bound.is_impossible:
             return ()
         left = SHARE_FOR_PROGRAMS * (self._deadline - time.monotonic())
@@ -252,14 +252,19 @@ class Planner:
         resident = evaluator.trace.timestep_bytes[: len(recomputation.executions)]
         at = max(range(len(resident)), key=resident.__getitem__, default=0)
         largest = recomputation.executions[at].operator if resident else 0
-        return WithinBudget(budget_bytes, recomputation, self._bound(budget_bytes), largest)
+        return WithinBudget(budget_bytes, recomputation, self.bound(budget_bytes), largest)
 
     def _best_search(self, budget_bytes: Bytes) -> Search:
         """Return the search with the fastest states, or the lowest if there are none within the budget."""
         search, evaluated = self._fastest(budget_bytes)
         return search if evaluated else min(self._searches, key=lambda search: search.pool.lowest.peak_bytes)
 
-    def _bound(self, budget_bytes: Bytes) -> LowerBound:
+    def bound(self, budget_bytes: Bytes) -> LowerBound:
+        """Return what is proven of any sequence within a budget; of one order if arrays are elsewhere at times.
+
+        Args:
+            budget_bytes: of planned arrays and workspaces.
+        """
         if budget_bytes not in self._proven:
             self._keep_bound(self._bounds.lower_bound(budget_bytes, self._deadline))
         return self._proven[budget_bytes]

@@ -70,7 +70,7 @@ CLOSE = 2e-4
 """Share of the step's seconds by which the solution of a program may be slower than what is proven of it."""
 
 SETTLED = 5e-4
-"""Share of the step's seconds by which states may be slower than what is proven for others to be looked for."""
+"""Share of the step's seconds by which states must be slower than what is proven for others to be sought."""
 
 _MARGIN = 1e-6
 """Share of the step's seconds that solvers' tolerances may take from a bound."""

@@ -14,7 +14,8 @@ the solution says what to swap, and its schedule what that takes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from olla_solvers.ilp import backends
 from olla_solvers.ilp.model import Column, Expression
@@ -24,6 +25,7 @@ from olla_solvers.recomputation.instance import Instance
 from olla_solvers.recomputation.problem import ArrayIndex, Seconds
 from olla_solvers.recomputation.residency_program import (
     BYTES_OF_UNIT,
+    COST_OF_STEP,
     Makers,
     Moment,
     ResidencyProgram,
@@ -35,12 +37,20 @@ from olla_solvers.swapping.transfers import Link
 COST_OF_SWAPS = 0.01
 """Of the objective, if all bytes were swapped: of choices that are as fast, those with fewer are better."""
 
+Solve: TypeAlias = Callable[..., backends.Solution]
+"""A function of :mod:`olla_solvers.ilp.backends` for some solver."""
 
 MOST_COLUMNS = 1500
 """Larger programs take more time than they save: of many arrays, some fill the link in any case."""
 
-MOST_SECONDS = 4.0
-"""By the clock, for one program."""
+MOST_WORK = 1.0
+"""For one program, in the solver's measure (:attr:`olla_solvers.ilp.backends.Solution.work`)."""
+
+SLOWEST = 4.0
+"""Seconds by the clock that a unit of work may take where other processes run, too."""
+
+CLOSE = 5e-4
+"""Share of the step's seconds by which a choice may be slower than what is proven of the program."""
 
 APART = 3
 """Parts into which the moments divide what is beyond the budget."""
@@ -51,7 +61,7 @@ def choose_by_program(
     timeline: Timeline,
     link: Link,
     bound: LowerBound,
-    solver: str,
+    solve: Solve,
     *,
     by_the_clock: Seconds,
 ) -> list[Gap] | None:
@@ -62,7 +72,7 @@ def choose_by_program(
         timeline: of the order without repetitions.
         link: which copies.
         bound: proven for the budget; its operator is one of those looked at.
-        solver: CBC, Gurobi or HiGHS.
+        solve: solves programs.
         by_the_clock: seconds that it may take at most.
 
     Returns:
@@ -74,7 +84,7 @@ def choose_by_program(
         for timestep, operator in enumerate(problem.order)
         if problem.phases[operator] and timeline.resident_bytes[timestep] > budget_bytes
     ]
-    seconds = min(MOST_SECONDS, by_the_clock)
+    seconds = min(SLOWEST * MOST_WORK, by_the_clock)
     if not beyond or seconds <= 0:
         return None
     positions = {beyond[len(beyond) * part // APART] for part in range(1, APART)}
@@ -87,7 +97,7 @@ def choose_by_program(
     )
     if len(program.model.lower) > MOST_COLUMNS:
         return None
-    solution = backends.solve(program.model, solver, time_limit=seconds)
+    solution = solve(program.model, time_limit=seconds, gap=CLOSE * COST_OF_STEP, work=MOST_WORK)
     return None if solution.values is None else program.swapped(solution.values)
 
 

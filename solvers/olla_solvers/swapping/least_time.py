@@ -5,9 +5,11 @@ order without repetitions, so that nothing stalls: greedily (:mod:`olla_solvers.
 byte is worth what it is worth in the bound (:mod:`olla_solvers.swapping.bounds`), or less if its array is
 made again for less; and, where arrays are few, by a program (:mod:`olla_solvers.swapping.choice_program`),
 too. Then these arrays are elsewhere for so many operators of the order, and the fastest repetitions are
-planned around that (:mod:`olla_solvers.recomputation.least_time`). They come in backward and give the link
+planned around that (:mod:`olla_solvers.recomputation.planning`). They come in backward and give the link
 more time, so the arrays to swap are chosen once more in the sequence that comes out, and scheduled in its
 time. Only what is left beyond the budget then is waited for.
+
+Except for small steps, all of it is done in a process of its own; see :mod:`olla_solvers.effort.apart`.
 """
 
 from __future__ import annotations
@@ -17,13 +19,17 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from olla_solvers.effort import apart
 from olla_solvers.effort.deadline import DeadlinePassedError, check_time
+from olla_solvers.ilp import backends
 from olla_solvers.problem import Bytes
-from olla_solvers.recomputation import least_time as repetitions
 from olla_solvers.recomputation.bounds import LowerBound
 from olla_solvers.recomputation.evaluate import Evaluator, plain_states
 from olla_solvers.recomputation.instance import Instance, prepare
+from olla_solvers.recomputation.least_time import is_large, solver_of
+from olla_solvers.recomputation.planning import Planner
 from olla_solvers.recomputation.problem import (
     ArrayIndex,
     Recomputation,
@@ -34,7 +40,8 @@ from olla_solvers.recomputation.problem import (
 from olla_solvers.recomputation.residency import SETTLED, solver_for
 from olla_solvers.swapping.bounds import BoundsWithHost
 from olla_solvers.swapping.choice import choose
-from olla_solvers.swapping.choice_program import choose_by_program
+from olla_solvers.swapping.choice_program import Solve, choose_by_program
+from olla_solvers.swapping.repetitions import Repetitions
 from olla_solvers.swapping.schedule import Swapped, places, within_budget, without_needless
 from olla_solvers.swapping.simulate import Simulation
 from olla_solvers.swapping.timeline import Gap, Timeline, timeline
@@ -118,30 +125,49 @@ def least_time_with_swaps(
         ProblemError: if order, seconds or makers do not fit a problem.
         SolverUnavailableError: if the solver is not installed.
     """
-
-    def plan(
-        given: RecomputationProblem | Sequence[RecomputationProblem], within: Bytes = budget_bytes
-    ) -> Recomputation:
-        answer = repetitions.least_time(
-            given, within, deadline=deadline, effort=effort, seed=seed, solver=solver
-        )
-        return answer.recomputation
-
-    alone = plan(problems)
     given = (problems,) if isinstance(problems, RecomputationProblem) else tuple(problems)
-    order = tuple(execution.operator for execution in alone.executions if not execution.copy)
-    problem = next(problem for problem in given if problem.order == order)
-    planner = _Planner(problem, budget_bytes, link, deadline)
-    planner.try_sequence(alone)
-    try:
-        for problem in given:
-            planner.try_order(problem)
-        planner.plan_around(plan, solver_for(solver))
-        planner.lower(lambda larger: plan(problem, larger))
-        planner.improve()
-    except DeadlinePassedError:
-        pass  # The best so far is an answer.
+    chosen = solver_for(solver)
+    first = Planner(given[:1], deadline, effort, seed)
+    left = deadline - time.monotonic()
+    if is_large(first, chosen) and left >= apart.LEAST_SECONDS and not first.is_met_without(budget_bytes):
+        arguments = given, budget_bytes, link, deadline, effort, seed, solver_of(first, chosen)
+        answer: WithinBudgetAndLink | None = apart.last_answer(plan_apart, arguments, left)
+        if answer is not None:
+            return answer
+    repetitions = Repetitions(given, deadline, effort, seed, None, may_compile=False)
+    solve = partial(backends.solve, solver=chosen) if chosen is not None else None
+    planner = _Planner(given[0], budget_bytes, link, deadline)
+    planner.plan(given, repetitions, solve, lambda: None)
     return planner.answer()
+
+
+def plan_apart(
+    problems: Sequence[RecomputationProblem],
+    budget_bytes: Bytes,
+    link: Link,
+    deadline: float,
+    effort: float,
+    seed: int,
+    solver: str | None,
+    offer: Callable[[WithinBudgetAndLink], None],
+) -> None:
+    """Do what :func:`least_time_with_swaps` says, in a process of its own.
+
+    Args:
+        problems: the step, in one order or several.
+        budget_bytes: of planned arrays and workspaces.
+        link: which copies.
+        deadline: ``time.monotonic()``, the same in all processes, at which to stop with what there is.
+        effort: how many times the usual effort to spend on repetitions.
+        seed: of random numbers.
+        solver: for integer programs; None for none.
+        offer: called with each answer that is better than those before.
+    """
+    repetitions = Repetitions(problems, deadline, effort, seed, solver, may_compile=True)
+    solve = partial(backends.solve_here, solver=solver) if solver is not None else None
+    planner = _Planner(problems[0], budget_bytes, link, deadline)
+    planner.plan(problems, repetitions, solve, apart.at_times(lambda: offer(planner.answer())))
+    offer(planner.answer())
 
 
 def least_time_of_swaps(
@@ -184,22 +210,51 @@ class _Planner:
         self._bound = BoundsWithHost(self._instance, link).lower_bound(budget_bytes, deadline)
         self._best: tuple[Recomputation, Swapped] | None = None
 
-    def plan_around(self, plan: Callable[[RecomputationProblem], Recomputation], solver: str | None) -> None:
-        """Choose what is swapped, plan what is made again around that, and swap again in what comes out.
+    def plan(
+        self,
+        problems: Sequence[RecomputationProblem],
+        repetitions: Repetitions,
+        solve: Solve | None,
+        report: Callable[[], None],
+    ) -> None:
+        """Swap, make again, and do both, until the deadline passes or nothing better is possible.
 
         Args:
-            plan: plans what is made again.
-            solver: for the choice of what is swapped, beside the greedy one.
-
-        Raises:
-            DeadlinePassedError: if the deadline passes.
+            problems: the step, in one order or several.
+            repetitions: plans what is made again.
+            solve: solves programs for the choice of what is swapped, beside the greedy one.
+            report: called when there may be something better.
         """
+        try:
+            for problem in problems:
+                if self.try_order(problem):
+                    report()
+                if self._most_seconds() < math.inf and self._is_settled():
+                    return
+                check_time(self._deadline)
+        except DeadlinePassedError:
+            pass  # What is made again is planned in no time, if need be.
+        alone = repetitions.alone(self._budget_bytes)
+        order = tuple(execution.operator for execution in alone.executions if not execution.copy)
+        self._problem = next(problem for problem in problems if problem.order == order)
+        self._instance = prepare(self._problem)
+        self.try_sequence(alone)
+        report()
+        try:
+            self._plan_around(repetitions, solve, report)
+            self._lower(repetitions)
+            self.improve()
+        except DeadlinePassedError:
+            pass  # The best so far is an answer.
+
+    def _plan_around(self, repetitions: Repetitions, solve: Solve | None, report: Callable[[], None]) -> None:
+        """Choose what is swapped, plan what is made again around that, and swap again in what comes out."""
         plain = self.try_plain()
         choices = [choose(plain, plain.gaps, self._link, self._budget_bytes, self._worth)]
-        if solver is not None and not self._is_settled():
+        if solve is not None and not self._is_settled():
             left = self._deadline - time.monotonic()
             first = choose_by_program(
-                self._instance, plain, self._link, self._bound, solver, by_the_clock=left
+                self._instance, plain, self._link, self._bound, solve, by_the_clock=left
             )
             if first is not None:
                 # The program fills the link at few operators; there may be room for others beside.
@@ -207,23 +262,28 @@ class _Planner:
                 choices.append(
                     choose(plain, plain.gaps, self._link, self._budget_bytes, self._worth, first=first)
                 )
-        for chosen in choices:
+        for stays in dict.fromkeys(stays_of(plain, chosen, self._link) for chosen in choices):
             check_time(self._deadline)
             if self._is_settled():
                 return
-            stays = stays_of(plain, chosen, self._link)
-            sequence = plan(replace(self._problem, stays=stays))
-            self.try_sequence(sequence, {stay.array for stay in stays})
+            most = self._most_seconds() - self._problem.step_seconds
+            sequence = repetitions.around(replace(self._problem, stays=stays), self._budget_bytes, most)
+            if sequence is not None:
+                self.try_sequence(sequence, {stay.array for stay in stays})
+                report()
 
     def try_plain(self) -> Timeline:
         """Swap in the order without repetitions."""
         return self.try_sequence(_plain(self._instance))
 
-    def try_order(self, problem: RecomputationProblem) -> None:
+    def try_order(self, problem: RecomputationProblem) -> bool:
         """Swap in an order without repetitions, as well as that can be done if nothing stalls for long.
 
         Args:
             problem: the step in any order.
+
+        Returns:
+            True if something came out.
 
         Raises:
             DeadlinePassedError: if the deadline passes.
@@ -232,12 +292,13 @@ class _Planner:
         line = timeline(self._instance, sequence.executions)
         most = (1 + CLOSE_TO_NONE) * self._problem.step_seconds
         if line.begins[-1] + self._least_stall(line) > most:
-            return
+            return False
         gaps = choose(line, line.gaps, self._link, self._budget_bytes, lambda gap: 1.0, may_stall=True)
         swapped = within_budget(line, gaps, self._link, self._budget_bytes, most)
         self._offer(sequence, swapped)
         if swapped is not None and not self._is_settled():
             self._improve(sequence, line, swapped)
+        return swapped is not None
 
     def try_sequence(self, sequence: Recomputation, arrays: Collection[ArrayIndex] = ()) -> Timeline:
         """Swap in a sequence, and keep what comes out if it is the best.
@@ -271,20 +332,13 @@ class _Planner:
         most = self._most_seconds()
         self._offer(sequence, within_budget(line, gaps, self._link, self._budget_bytes, most))
 
-    def lower(self, plan: Callable[[Bytes], Recomputation]) -> None:
-        """Swap in sequences of larger budgets, if the budget is not met.
-
-        Args:
-            plan: plans repetitions within a budget.
-
-        Raises:
-            DeadlinePassedError: if the deadline passes.
-        """
+    def _lower(self, repetitions: Repetitions) -> None:
+        """Swap in sequences of larger budgets, if the budget is not met."""
         for share in LARGER:
             if self._bound.is_impossible or self._most_seconds() < math.inf:
                 return
             check_time(self._deadline)
-            self.try_sequence(plan(int(share * self._budget_bytes)))
+            self.try_sequence(repetitions.alone(int(share * self._budget_bytes)))
 
     def improve(self) -> None:
         """Swap one array more or less in the best sequence, as long as that helps and stalls are left.
