@@ -260,7 +260,7 @@ class Planner:
         return search if evaluated else min(self._searches, key=lambda search: search.pool.lowest.peak_bytes)
 
     def bound(self, budget_bytes: Bytes) -> LowerBound:
-        """Return what is proven of any sequence within a budget; of one order if arrays are elsewhere.
+        """Return what is proven of any sequence within a budget; of its order if arrays are elsewhere.
 
         Args:
             budget_bytes: of planned arrays and workspaces.

@@ -43,13 +43,13 @@ Solve: TypeAlias = Callable[..., backends.Solution]
 MOST_COLUMNS = 1500
 """Larger programs take more time than they save: of many arrays, some fill the link in any case."""
 
-MOST_WORK = 1.0
+MOST_WORK = 0.5
 """For one program, in the solver's measure (:attr:`olla_solvers.ilp.backends.Solution.work`)."""
 
-SLOWEST = 4.0
+SLOWEST = 8.0
 """Seconds by the clock that a unit of work may take where other processes run, too."""
 
-CLOSE = 5e-4
+CLOSE = 2e-4
 """Share of the step's seconds by which a choice may be slower than what is proven of the program."""
 
 APART = 3

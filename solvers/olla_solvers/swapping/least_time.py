@@ -53,6 +53,10 @@ LARGER = 1.05, 1.1, 1.2, 1.4, 1.7, 2.0
 MOST_TRIES = 60
 """Arrays, from the largest, of which each is swapped more or less where something stalls."""
 
+FAR = 0.03
+"""Share of the step's time by which a plan around what is swapped must be slower than what is proven of it for
+other orders to be tried."""
+
 CLOSE_TO_NONE = 0.05
 """Share of the step's time for which an order without repetitions may stall for such tries to be worth it
 although other sequences are faster."""
@@ -234,43 +238,67 @@ class _Planner:
                 check_time(self._deadline)
         except DeadlinePassedError:
             pass  # What is made again is planned in no time, if need be.
-        alone = repetitions.alone(self._budget_bytes)
-        order = tuple(execution.operator for execution in alone.executions if not execution.copy)
-        self._problem = next(problem for problem in problems if problem.order == order)
-        self._instance = prepare(self._problem)
-        self.try_sequence(alone)
-        report()
         try:
-            self._plan_around(repetitions, solve, report)
+            self._plan_around(problems, repetitions, report)
+            if solve is not None and not self._is_settled():
+                self._plan_around_choice(repetitions, solve, report)
+        except DeadlinePassedError:
+            pass
+        extra_seconds = self._most_seconds() - self._problem.step_seconds
+        if repetitions.may_be_faster(self._budget_bytes, extra_seconds, self._bound.operator):
+            self.try_sequence(repetitions.alone(self._budget_bytes))
+            report()
+        try:
             self._lower(repetitions)
             self.improve()
         except DeadlinePassedError:
             pass  # The best so far is an answer.
 
-    def _plan_around(self, repetitions: Repetitions, solve: Solve | None, report: Callable[[], None]) -> None:
-        """Choose what is swapped, plan what is made again around that, and swap again in what comes out."""
-        plain = self.try_plain()
-        choices = [choose(plain, plain.gaps, self._link, self._budget_bytes, self._worth)]
-        if solve is not None and not self._is_settled():
-            left = self._deadline - time.monotonic()
-            first = choose_by_program(
-                self._instance, plain, self._link, self._bound, solve, by_the_clock=left
-            )
-            if first is not None:
-                # The program fills the link at few operators; there may be room for others beside.
-                choices.append(first)
-                choices.append(
-                    choose(plain, plain.gaps, self._link, self._budget_bytes, self._worth, first=first)
-                )
-        for stays in dict.fromkeys(stays_of(plain, chosen, self._link) for chosen in choices):
+    def _plan_around(
+        self,
+        problems: Sequence[RecomputationProblem],
+        repetitions: Repetitions,
+        report: Callable[[], None],
+    ) -> None:
+        """Choose greedily what is swapped, and plan what is made again around that: in further orders if the
+        first is far from what is proven of it."""
+        for problem in problems:
             check_time(self._deadline)
-            if self._is_settled():
+            line = timeline(self._instance, _plain(prepare(problem)).executions)
+            chosen = choose(line, line.gaps, self._link, self._budget_bytes, self._worth)
+            proven = self._try_around(problem, stays_of(line, chosen, self._link), repetitions)
+            report()
+            if self._most_seconds() <= proven + (1 + FAR) * self._problem.step_seconds:
                 return
-            most = self._most_seconds() - self._problem.step_seconds
-            sequence = repetitions.around(replace(self._problem, stays=stays), self._budget_bytes, most)
-            if sequence is not None:
-                self.try_sequence(sequence, {stay.array for stay in stays})
-                report()
+
+    def _plan_around_choice(self, repetitions: Repetitions, solve: Solve, report: Callable[[], None]) -> None:
+        """Have a program choose what is swapped in the best order, and plan what is made again around it."""
+        line = timeline(self._instance, _plain(self._instance).executions)
+        left = self._deadline - time.monotonic()
+        first = choose_by_program(self._instance, line, self._link, self._bound, solve, by_the_clock=left)
+        if first is None:
+            return
+        # The program fills the link at few operators; there may be room for others beside.
+        chosen = choose(line, line.gaps, self._link, self._budget_bytes, self._worth, first=first)
+        check_time(self._deadline)
+        self._try_around(self._problem, stays_of(line, chosen, self._link), repetitions)
+        report()
+
+    def _try_around(
+        self, problem: RecomputationProblem, stays: tuple[Stay, ...], repetitions: Repetitions
+    ) -> Seconds:
+        """Plan what is made again around stays, and swap again in what comes out; return what is proven.
+
+        If the best so far comes out, its order is the one to go on with.
+        """
+        before, most = self._best, self._most_seconds() - self._problem.step_seconds
+        around = replace(problem, stays=stays)
+        sequence, proven = repetitions.around(around, self._budget_bytes, most)
+        if sequence is not None:
+            self.try_sequence(sequence, {stay.array for stay in stays})
+        if self._best is not before and problem is not self._problem:
+            self._problem, self._instance = problem, prepare(problem)
+        return proven
 
     def try_plain(self) -> Timeline:
         """Swap in the order without repetitions."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from olla_solvers.problem import Bytes
+from olla_solvers.problem import Bytes, OperatorIndex
+from olla_solvers.recomputation.bounds import Bounds
+from olla_solvers.recomputation.instance import prepare
 from olla_solvers.recomputation.planning import Planner
 from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem, Seconds
 
@@ -49,8 +51,8 @@ class Repetitions:
 
     def around(
         self, problem: RecomputationProblem, budget_bytes: Bytes, most_extra_seconds: Seconds
-    ) -> Recomputation | None:
-        """Return the fastest sequence within a budget if arrays are elsewhere at times.
+    ) -> tuple[Recomputation | None, Seconds]:
+        """Return the fastest sequence within a budget if arrays are elsewhere at times, and what is proven.
 
         Args:
             problem: the step, with stays.
@@ -58,13 +60,33 @@ class Repetitions:
             most_extra_seconds: that repetitions may take.
 
         Returns:
-            None if it is proven to take more.
+            The sequence, None if it is proven to take more; and the least seconds of repetitions around what
+            stays elsewhere.
         """
         planner = self._planner((problem,))
-        if planner.bound(budget_bytes).extra_seconds > most_extra_seconds:
-            return None
+        proven = planner.bound(budget_bytes).extra_seconds
+        if proven > most_extra_seconds:
+            return None, proven
         planner.search(budget_bytes)
-        return planner.answer(budget_bytes).recomputation
+        return planner.answer(budget_bytes).recomputation, planner.bound(budget_bytes).extra_seconds
+
+    def may_be_faster(
+        self, budget_bytes: Bytes, extra_seconds: Seconds, operator: OperatorIndex | None
+    ) -> bool:
+        """Return False if no sequence without swaps is proven to be faster than others.
+
+        Args:
+            budget_bytes: of planned arrays and workspaces.
+            extra_seconds: of these others.
+            operator: at which the proof is likely; None to look for one.
+        """
+        bounds, deadline = Bounds(prepare(self._problems[0])), self._options[0]
+        bound = (
+            bounds.lower_bound(budget_bytes, deadline)
+            if operator is None
+            else bounds.of_operator(operator, budget_bytes, deadline)
+        )
+        return bound.extra_seconds < extra_seconds
 
     def _planner(self, problems: Sequence[RecomputationProblem]) -> Planner:
         return Planner(problems, *self._options, may_compile=self._may_compile)
