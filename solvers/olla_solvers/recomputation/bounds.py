@@ -105,22 +105,6 @@ class Bounds:
         except DeadlinePassedError:
             return best
 
-    def of_operator(
-        self, operator: OperatorIndex, budget_bytes: Bytes, deadline: float = math.inf
-    ) -> LowerBound:
-        """Return the bound that one operator proves for a budget.
-
-        Args:
-            operator: which.
-            budget_bytes: of planned arrays and workspaces.
-            deadline: ``time.monotonic()`` at which to stop without a proof.
-        """
-        nothing = LowerBound(budget_bytes, 0.0, None, 0.0, 0)
-        try:
-            return self._at_best_price(operator, nothing, deadline)
-        except DeadlinePassedError:
-            return nothing
-
     def _best(self, best: LowerBound, deadline: float) -> LowerBound:
         """Look at operators all over backward, then closely around the one that proves most.
 

@@ -21,7 +21,7 @@ from olla_solvers.recomputation.cuts import Cut
 from olla_solvers.recomputation.instance import prepare
 from olla_solvers.recomputation.pool import Evaluated
 from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem, Seconds
-from olla_solvers.recomputation.residency import SETTLED, Proposal, propose
+from olla_solvers.recomputation.residency import SETTLED, Proposal, Proposals, propose
 from olla_solvers.recomputation.search import Search
 
 MOST_STEPS = 500_000
@@ -147,19 +147,28 @@ class Planner:
         """Return True if an order is within a budget without any repetition."""
         return any(search.plain.peak_bytes <= budget_bytes for search in self._searches)
 
-    def search(self, budget_bytes: Bytes, report: Callable[[], None] | None = None) -> None:
+    def search(
+        self,
+        budget_bytes: Bytes,
+        report: Callable[[], None] | None = None,
+        most_seconds: Seconds = math.inf,
+    ) -> None:
         """Search all orders, as long as what is found is slower than what is proven.
 
         Args:
             budget_bytes: of planned arrays and workspaces.
             report: called before what takes long.
+            most_seconds: of repetitions; nothing more is sought once it is proven that they take more.
         """
         if self.bound(budget_bytes).is_impossible and self._is_started:
             return
-        if self._is_settled(budget_bytes):
+        if self._is_settled(budget_bytes) or self._is_beaten(budget_bytes, most_seconds):
             return
         try:
-            proposals = self._ask_solver(budget_bytes)
+            asked = self._ask_solver(budget_bytes, most_seconds)
+            if asked.is_beaten or self._is_beaten(budget_bytes, most_seconds):
+                return
+            proposals = asked.states
             settled = {proposal.order for proposal in proposals if proposal.is_optimal}
             if settled:
                 self._add(proposals)
@@ -226,16 +235,22 @@ class Planner:
             and evaluated.extra_seconds <= self.bound(budget_bytes).extra_seconds + slack
         )
 
-    def _ask_solver(self, budget_bytes: Bytes) -> tuple[Proposal, ...]:
+    def _is_beaten(self, budget_bytes: Bytes, most_seconds: Seconds) -> bool:
+        """Return True if it is proven that repetitions take more seconds than these."""
+        return self.bound(budget_bytes).extra_seconds + SETTLED * self._step_seconds >= most_seconds
+
+    def _ask_solver(self, budget_bytes: Bytes, most_seconds: Seconds) -> Proposals:
         """Return what integer programs find; keep what they prove."""
         bound = self.bound(budget_bytes)
         if self._solver is None or bound.is_impossible:
-            return ()
+            return Proposals(bound)
         left = SHARE_FOR_PROGRAMS * (self._deadline - time.monotonic())
         work = self._effort * PROGRAMS_WORK
-        proposals = propose(self._instances, bound, self._solver, work=work, by_the_clock=left)
+        proposals = propose(
+            self._instances, bound, self._solver, work=work, by_the_clock=left, most_seconds=most_seconds
+        )
         self._keep_bound(proposals.bound)
-        return proposals.states
+        return proposals
 
     def _add(self, proposals: Sequence[Proposal]) -> None:
         """Add proposed states to what was found."""

@@ -100,10 +100,12 @@ class Proposals:
     Attributes:
         bound: what is proven of any order.
         states: in the sequence in which they were found.
+        is_beaten: True if no states of any of the orders take less than what is of use.
     """
 
     bound: LowerBound
     states: tuple[Proposal, ...] = ()
+    is_beaten: bool = False
 
 
 def solver_for(wanted: str) -> str | None:
@@ -130,6 +132,7 @@ def propose(
     *,
     work: float,
     by_the_clock: Seconds = math.inf,
+    most_seconds: Seconds = math.inf,
 ) -> Proposals:
     """Return states for a budget and a bound, both found by integer programs.
 
@@ -139,6 +142,7 @@ def propose(
         solver: CBC, Gurobi or HiGHS, which is loaded, and may write files to the working folder.
         work: of the solver, in its measure (:attr:`olla_solvers.ilp.backends.Solution.work`).
         by_the_clock: seconds that it may take at most.
+        most_seconds: of repetitions; states that take more are of no use.
 
     Returns:
         Without states if the time is too short or programs would be too large.
@@ -148,7 +152,7 @@ def propose(
     if bound.operator is None or bound.is_impossible or by_the_clock < LEAST_SECONDS:
         return proposer.proposals
     with contextlib.suppress(_TooLargeError, DeadlinePassedError):
-        proposer.run(instances)
+        proposer.run(instances, most_seconds)
     return proposer.proposals
 
 
@@ -166,6 +170,7 @@ class _Order:
         rooms: for each moment's operator the bytes for what is resident.
         programs: how many were solved.
         seconds: of the last program's solution.
+        least_seconds: that any states of the order take, as far as was proven.
         is_open: True if another program may find faster states.
     """
 
@@ -175,7 +180,7 @@ class _Order:
         self.is_exact = True
         self.rooms = {_operator(bound): bound.budget_bytes - own_bytes(instance, _operator(bound))}
         self.programs = 0
-        self.seconds = 0.0
+        self.seconds = self.least_seconds = 0.0
         self.is_open = True
         self._position = {operator: timestep for timestep, operator in enumerate(instance.problem.order)}
         self._makers = makers_of_units(instance)
@@ -250,11 +255,11 @@ class _Proposer:
         # One moment's program is often the same in all orders.
         self._solved: dict[Hashable, backends.Solution] = {}
 
-    def run(self, instances: Sequence[Instance]) -> None:
+    def run(self, instances: Sequence[Instance], most_seconds: Seconds) -> None:
         """Look for states of the order that may be the fastest, until none is left; then for a bound."""
         bound = self.proposals.bound
         orders = [_Order(index, instance, bound) for index, instance in enumerate(instances)]
-        best, best_order = math.inf, orders[0]
+        best, best_order = most_seconds, orders[0]
         slack = SETTLED * instances[0].problem.step_seconds
         is_proven = False
         while True:
@@ -271,6 +276,9 @@ class _Proposer:
                 best, best_order = seconds, order
             if best <= self.proposals.bound.extra_seconds + slack:
                 return
+            if all(order.least_seconds >= most_seconds - slack for order in orders):
+                self.proposals = replace(self.proposals, is_beaten=True)
+                return
         self._prove(instances[0], best_order.operators)
 
     def _advance(self, order: _Order, work: float) -> Seconds:
@@ -284,6 +292,9 @@ class _Proposer:
             order.is_open = False
             return math.inf
         is_optimal = order.is_exact and solution.outcome is backends.Outcome.OPTIMAL
+        if is_optimal and solution.bound is not None:
+            share = solution.bound / COST_OF_STEP - _MARGIN
+            order.least_seconds = share * evaluator.instance.problem.step_seconds
         proposal = order.proposal(program, solution.values, is_optimal)
         evaluation = evaluator.evaluate(evaluator.states_of(proposal.positions, proposal.dropped))
         order.seconds = max(order.seconds, evaluation.extra_seconds)

@@ -54,8 +54,8 @@ MOST_TRIES = 60
 """Arrays, from the largest, of which each is swapped more or less where something stalls."""
 
 FAR = 0.03
-"""Share of the step's time by which a plan around what is swapped must be slower than what is proven of it for
-other orders to be tried."""
+"""Share of the step's time by which a plan around what is swapped must be slower than what is proven of it
+for other orders to be tried."""
 
 CLOSE_TO_NONE = 0.05
 """Share of the step's time for which an order without repetitions may stall for such tries to be worth it
@@ -244,10 +244,9 @@ class _Planner:
                 self._plan_around_choice(repetitions, solve, report)
         except DeadlinePassedError:
             pass
-        extra_seconds = self._most_seconds() - self._problem.step_seconds
-        if repetitions.may_be_faster(self._budget_bytes, extra_seconds, self._bound.operator):
-            self.try_sequence(repetitions.alone(self._budget_bytes))
-            report()
+        most = self._most_seconds() - self._problem.step_seconds
+        self.try_sequence(repetitions.alone(self._budget_bytes, most))
+        report()
         try:
             self._lower(repetitions)
             self.improve()
@@ -260,8 +259,10 @@ class _Planner:
         repetitions: Repetitions,
         report: Callable[[], None],
     ) -> None:
-        """Choose greedily what is swapped, and plan what is made again around that: in further orders if the
-        first is far from what is proven of it."""
+        """Choose greedily what is swapped, and plan what is made again around that.
+
+        Further orders are for where the first is far from what is proven of it.
+        """
         for problem in problems:
             check_time(self._deadline)
             line = timeline(self._instance, _plain(prepare(problem)).executions)
@@ -294,8 +295,7 @@ class _Planner:
         before, most = self._best, self._most_seconds() - self._problem.step_seconds
         around = replace(problem, stays=stays)
         sequence, proven = repetitions.around(around, self._budget_bytes, most)
-        if sequence is not None:
-            self.try_sequence(sequence, {stay.array for stay in stays})
+        self.try_sequence(sequence, {stay.array for stay in stays})
         if self._best is not before and problem is not self._problem:
             self._problem, self._instance = problem, prepare(problem)
         return proven
