@@ -276,7 +276,7 @@ class _Proposer:
                 best, best_order = seconds, order
             if best <= self.proposals.bound.extra_seconds + slack:
                 return
-            if all(order.least_seconds >= most_seconds - slack for order in orders):
+            if all(order.least_seconds >= most_seconds for order in orders):
                 self.proposals = replace(self.proposals, is_beaten=True)
                 return
         self._prove(instances[0], best_order.operators)

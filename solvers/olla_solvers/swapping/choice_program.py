@@ -85,7 +85,8 @@ def choose_by_program(
         if problem.phases[operator] and timeline.resident_bytes[timestep] > budget_bytes
     ]
     seconds = min(SLOWEST * MOST_WORK, by_the_clock)
-    if not beyond or seconds <= 0:
+    # To state a program that is too large takes a second where there are thousands of gaps.
+    if not beyond or seconds <= 0 or len(timeline.gaps) > MOST_COLUMNS:
         return None
     positions = {beyond[len(beyond) * part // APART] for part in range(1, APART)}
     positions.add(max(beyond, key=timeline.resident_bytes.__getitem__))

@@ -239,8 +239,8 @@ class _Planner:
         except DeadlinePassedError:
             pass  # What is made again is planned in no time, if need be.
         try:
-            self._plan_around(problems, repetitions, report)
-            if solve is not None and not self._is_settled():
+            is_near = self._plan_around(problems, repetitions, report)
+            if solve is not None and is_near and not self._is_settled():
                 self._plan_around_choice(repetitions, solve, report)
         except DeadlinePassedError:
             pass
@@ -258,10 +258,13 @@ class _Planner:
         problems: Sequence[RecomputationProblem],
         repetitions: Repetitions,
         report: Callable[[], None],
-    ) -> None:
+    ) -> bool:
         """Choose greedily what is swapped, and plan what is made again around that.
 
         Further orders are for where the first is far from what is proven of it.
+
+        Returns:
+            True if one is not: then it is the choice that limits it.
         """
         for problem in problems:
             check_time(self._deadline)
@@ -270,7 +273,8 @@ class _Planner:
             proven = self._try_around(problem, stays_of(line, chosen, self._link), repetitions)
             report()
             if self._most_seconds() <= proven + (1 + FAR) * self._problem.step_seconds:
-                return
+                return True
+        return False
 
     def _plan_around_choice(self, repetitions: Repetitions, solve: Solve, report: Callable[[], None]) -> None:
         """Have a program choose what is swapped in the best order, and plan what is made again around it."""

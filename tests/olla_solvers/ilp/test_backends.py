@@ -1,4 +1,4 @@
-"""Solvers behind PuLP: availability, licences, statuses, deadlines, and what importing loads."""
+"""Solvers of integer programs: availability, licences, statuses, deadlines, and what importing loads."""
 
 from __future__ import annotations
 
@@ -156,6 +156,14 @@ def test_the_process_is_ended_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -
     assert solution.outcome is Outcome.STOPPED
     assert solution.values is None
     assert time.monotonic() - start < 4
+
+
+def test_highs_ends_alike_after_some_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [backends.solve_here(hard(), "highs", work=work) for work in (0.05, 0.05, 0.2)]
+    assert [run.outcome for run in runs] == [Outcome.STOPPED] * 3
+    assert (runs[0].values, runs[0].bound, runs[0].work) == (runs[1].values, runs[1].bound, runs[1].work)
+    assert runs[0].work < runs[2].work
 
 
 def hard() -> LinearModel:

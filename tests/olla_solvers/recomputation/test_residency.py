@@ -123,6 +123,18 @@ def test_two_moments_say_more_than_single_ones():
     assert optimum(instance, [moments[1], moments[6]]) == pytest.approx(7.3)
 
 
+def test_what_takes_more_than_is_of_use_is_not_looked_for():
+    problem = chain(40, (1.0, 1.3, 0.7))
+    instance, bound = prepare(problem), lower_bound(problem, plain_peak(problem) // 2)
+    evaluator = Evaluator(instance)
+    (found,) = propose([instance], bound, "highs", work=20.0).states
+    least = evaluator.evaluate(evaluator.states_of(found.positions, found.dropped)).extra_seconds
+    assert found.is_optimal
+    for share, is_beaten in ((0.99, True), (1.01, False)):
+        proposals = propose([instance], bound, "highs", work=20.0, most_seconds=share * least)
+        assert proposals.is_beaten is is_beaten
+
+
 @pytest.mark.slow
 def test_no_sequence_of_thousands_of_steps_is_below_programs_of_several_moments():
     check_moments(range(150, 3000))
