@@ -237,7 +237,7 @@ class Planner:
 
     def _is_beaten(self, budget_bytes: Bytes, most_seconds: Seconds) -> bool:
         """Return True if it is proven that repetitions take more seconds than these."""
-        return self.bound(budget_bytes).extra_seconds >= most_seconds
+        return most_seconds < math.inf and self.bound(budget_bytes).extra_seconds >= most_seconds
 
     def _ask_solver(self, budget_bytes: Bytes, most_seconds: Seconds) -> Proposals:
         """Return what integer programs find; keep what they prove."""

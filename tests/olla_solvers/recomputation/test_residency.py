@@ -216,3 +216,10 @@ def test_a_licence_that_takes_no_such_program_leaves_it_at_what_was_found(monkey
     proposals = propose([prepare(problem)], bound, "gurobi", work=20.0)
     assert proposals.bound is bound
     assert not proposals.states
+
+
+def test_the_lowest_is_looked_for_though_the_budget_is_impossible():
+    problem = chain(40, (1.0, 1.3, 0.7))
+    answer = least_time(problem, 1, solver="highs")
+    assert answer.bound.is_impossible
+    assert answer.recomputation.peak_bytes < plain_peak(problem) // 2
