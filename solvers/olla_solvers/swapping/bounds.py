@@ -12,6 +12,10 @@ can be, for s_b the seconds of b, and u, the seconds before b begins, at least t
 most T + x less those of b and its descendants. Let L_b(m) be a bound on the seconds of repetitions if m bytes
 may be kept at b's first run. Then x >= L_b(budget - own bytes of b + c_b(x)).
 
+Where steps follow each other, all alike, and arrays are lent that may be elsewhere between steps, too, let
+S_b be the bytes of those that b does not access, but something else does. They are among b's own bytes. Then
+c_b(x) grows by S_b, up to min(out speed, in speed) * (T + x - s_b).
+
 **Proof.** Look at the sequence when b first runs. Of what is needed later, let K be there, H be away on the
 host and copied in later, and the rest be made later. An array of H was copied out before b began, since its
 memory is free, and none of its copy in had begun by b's end, since that memory is needed from the beginning
@@ -20,6 +24,10 @@ speed times the seconds before b begins, and in speed times those after b ends. 
 T + x less s_b. All ancestors of b ran before and all descendants run after it. So H has at most c_b(x) bytes.
 A sequence that kept H on the device, too, at b, but did all else the same would make the same things again
 with at most c_b(x) more bytes there. L_b bounds its repetitions, which are part of x.
+
+Of what is lent, at most S_b can be away when b runs. Each array of it, and of H, is copied in after b has run
+in one step, since it is accessed, and out before b runs in the next. From the end of the one run to the
+beginning of the other are T + x - s_b, in which each direction copies no more than its speed allows.
 
 L_b(m) = g - p m for any price p of a byte, where g is what the minimum cut costs at that price. c_b grows
 with x, so for each operator and price the inequality has a least solution, and the largest of these is the
@@ -59,7 +67,7 @@ def lower_bound_with_swaps(
 
     Args:
         problem: the step; its order does not matter.
-        budget_bytes: of planned arrays and workspaces.
+        budget_bytes: of planned arrays, workspaces and what is lent.
         link: which copies.
         deadline: ``time.monotonic()`` at which to stop with what is proven.
 
@@ -76,8 +84,17 @@ class BoundsWithHost(Bounds):
     """Bounds of one step with a link, for any budgets."""
 
     def __init__(self, instance: Instance, link: Link) -> None:
-        """Count the seconds that must lie before and after each operator."""
+        """Count the seconds that must lie before and after each operator, and what may be away there."""
         super().__init__(instance)
+        sizes = instance.flat.repeated_bytes
+        accessed = {array for arrays in instance.lent for array in arrays}
+        accessed_bytes = sum(sizes[array] for array in accessed)
+        self._idle_bytes = [
+            accessed_bytes - sum(sizes[array] for array in arrays) for arrays in instance.lent
+        ]
+        self._alone = [
+            alone - idle_bytes for alone, idle_bytes in zip(self._alone, self._idle_bytes, strict=True)
+        ]
         self._out_speed = min(link.out_bytes_per_second, FASTEST)
         self._in_speed = min(link.in_bytes_per_second, FASTEST)
         self._spans: dict[OperatorIndex, tuple[Seconds, Seconds]] = {}
@@ -119,7 +136,8 @@ class BoundsWithHost(Bounds):
         earliest, latest = before, max(before, total - after)
         # Where both directions carry the same, or as near to that as b can be.
         best = min(max(total * (in_speed / (out_speed + in_speed)), earliest), latest)
-        return min(out_speed * best, in_speed * (total - best))
+        carried = min(out_speed * best, in_speed * (total - best))
+        return min(carried + self._idle_bytes[operator], min(out_speed, in_speed) * total)
 
     def _room(self, operator: OperatorIndex, budget_bytes: Bytes) -> Bytes:
         host_bytes = math.ceil(self.host_bytes(operator, self._extra_seconds))

@@ -29,7 +29,8 @@ from olla_solvers.recomputation.residency_program import (
     ResidencyProgram,
     makers_of_units,
 )
-from olla_solvers.swapping.timeline import Gap, Timeline
+from olla_solvers.swapping.gaps import Gap
+from olla_solvers.swapping.timeline import Timeline
 from olla_solvers.swapping.transfers import Link
 
 COST_OF_SWAPS = 0.01

@@ -10,7 +10,8 @@ each place whether it is on the host meanwhile: *away*. That takes no memory, bu
   accessed first is copied first, as the simulator has it, and one that is copied next begins after its end.
 * It is copied in after the boundary at which it is not away any more, in any sequence with others.
 
-The cost is the end of the last run, so it has all stalls. Each array is away once at most, in any version. So
+The cost is the end of the last run, so it has all stalls. Each array is away once at most, in any version;
+what is lent never is. So
 the program contains every plan of :mod:`olla_solvers.swapping.least_time` with at most one transfer of each
 array, if the program over retention intervals is complete.
 """

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from olla_solvers.recomputation.problem import Execution
 from olla_solvers.swapping.choice import choose
+from olla_solvers.swapping.gaps import Gap
 from olla_solvers.swapping.schedule import within_budget, without_needless, without_stalls
-from olla_solvers.swapping.timeline import Gap, Timeline
+from olla_solvers.swapping.timeline import Timeline
 from olla_solvers.swapping.transfers import Link, check
 
 

@@ -20,7 +20,8 @@ import numpy as np
 
 from olla_solvers.problem import Bytes, Timestep
 from olla_solvers.recomputation.problem import Seconds
-from olla_solvers.swapping.timed_step import Gap, Loads, TimedStep, remove
+from olla_solvers.swapping.gaps import Gap, Loads, remove
+from olla_solvers.swapping.timed_step import TimedStep
 from olla_solvers.swapping.transfers import Link, Transfer
 
 _WALKED, _TAKEN = 3, 1
@@ -49,7 +50,7 @@ def schedule(
     stays = _Walk(step, gaps, starts, limit_bytes, link).run()
     _keep_limit(step, stays, limit_bytes)
     transfers = [
-        Transfer(stay.gap.first, stay.gone, stay.back, stay.gap.second, stay.gap.array)
+        Transfer(stay.gap.out_after, stay.gone, stay.back, stay.gap.back_before, stay.gap.array)
         for stay in stays
         if stay.gone < stay.back
     ]
@@ -66,17 +67,17 @@ def latest_starts(step: TimedStep, gaps: Sequence[Gap], link: Link) -> list[Time
         link: copies them in one after the other.
     """
     length, begins = step.length, step.begins
-    by_access = sorted(range(len(gaps)), key=lambda index: gaps[index].second % length)
+    by_access = sorted(range(len(gaps)), key=lambda index: gaps[index].back_before % length)
     starts = [0] * len(gaps)
     free = np.inf
     # From the end of the third step backwards; what the second needs is taken.
     for later in (2, 1):
         for index in reversed(by_access):
             gap = gaps[index]
-            needed = gap.second % length + later * length
+            needed = gap.back_before % length + later * length
             free = min(begins[needed], free) - link.in_seconds(gap.size_bytes)
             boundary = min(max(bisect_right(begins, free) - 1, 0), needed)
-            starts[index] = max(gap.second - (needed - boundary), gap.first + 1)
+            starts[index] = max(gap.back_before - (needed - boundary), gap.out_after + 1)
     return starts
 
 
@@ -122,11 +123,11 @@ class _Walk:
             [
                 _Stay(
                     gap,
-                    gap.first + past,
-                    gap.second + past,
+                    gap.out_after + past,
+                    gap.back_before + past,
                     start + past,
-                    gap.second + past,
-                    gap.second + past,
+                    gap.back_before + past,
+                    gap.back_before + past,
                 )
                 for gap, start in pairs
             ]
@@ -219,5 +220,5 @@ def _keep_limit(step: TimedStep, stays: Sequence[_Stay], limit_bytes: Bytes) -> 
             is_there = moment is not None and not stay.gone <= moment < stay.back
             if is_there and load[timestep] > limit_bytes:
                 remove(load, stay.gone, stay.back, -stay.gap.size_bytes)
-                stay.gone, stay.back = stay.gap.first + 1, stay.gap.second
+                stay.gone, stay.back = stay.gap.out_after + 1, stay.gap.back_before
                 remove(load, stay.gone, stay.back, stay.gap.size_bytes)
