@@ -6,7 +6,7 @@ fewest bytes at every moment, and the sequence of deadlines, in which a link tha
 misses none if any sequence misses none. What waits from one step to the next keeps the link busy across the
 step's end: two steps are looked at then, since a link that has the time for a step's copies is as far behind
 at the end of each step as at the end of the first. For a budget, the timesteps are walked with both
-directions' clocks; where bytes pass the budget, the operators wait until what is cheapest to wait for is away.
+directions' clocks; where bytes pass the budget, the operators wait for what is cheapest to wait for.
 """
 
 from __future__ import annotations
