@@ -154,8 +154,8 @@ class BoundsWithHost(Bounds):
         best = (in_speed * total + only_before - only_after) / (out_speed + in_speed)
         best = min(max(best, earliest), latest)
         both = min(out_speed * best + only_after, in_speed * (total - best) + only_before)
-        most = max(out_speed * before + in_speed * (total - before) for before in (earliest, latest))
-        return min(carried + idle_bytes, min(both, most) + neither, min(out_speed, in_speed) * total)
+        most = max(out_speed * seconds + in_speed * (total - seconds) for seconds in (earliest, latest))
+        return float(min(carried + idle_bytes, min(both, most) + neither, min(out_speed, in_speed) * total))
 
     def _bytes_around(self, operator: OperatorIndex) -> tuple[Bytes, Bytes, Bytes]:
         """Return the bytes of what is lent, and accessed by others than an operator.

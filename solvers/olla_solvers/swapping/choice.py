@@ -193,7 +193,8 @@ class _Chooser:
         sizes = self._sizes[np.array(chosen, dtype=np.int64)][is_away]
         np.subtract.at(change, gone[is_away], sizes)
         np.add.at(change, back[is_away], sizes)
-        return self._beyond + np.cumsum(change[:-1]).reshape(-1, length).sum(axis=0)
+        away: _Profile = np.cumsum(change[:-1]).reshape(-1, length).sum(axis=0)
+        return self._beyond + away
 
 
 def _total(beyond: _Profile) -> float:

@@ -99,7 +99,7 @@ def test_what_is_chosen_lowers_what_is_beyond_the_budget_without_stalls(timeline
     assert len(done.transfers) == len(chosen) == len(set(chosen))
 
     def beyond(resident):
-        return sum(max(0, each - budget) for each in resident)
+        return sum(max(0, size - budget) for size in resident)
 
     if chosen:
         assert beyond(done.resident_bytes) < beyond(timeline.resident_bytes)

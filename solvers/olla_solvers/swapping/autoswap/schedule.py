@@ -82,8 +82,8 @@ def latest_starts(step: TimedStep, gaps: Sequence[Gap], link: Link) -> list[Time
 
 
 @dataclass(eq=False)
-class _Stay:
-    """An array's stay on the host in one of the walked steps.
+class _WalkedGap:
+    """A gap in one of the walked steps, and when its array is on the host.
 
     Attributes:
         gap: in which it is.
@@ -121,7 +121,7 @@ class _Walk:
         pairs = list(zip(gaps, starts, strict=True))
         self._stays = [
             [
-                _Stay(
+                _WalkedGap(
                     gap,
                     gap.out_after + past,
                     gap.back_before + past,
@@ -134,16 +134,16 @@ class _Walk:
             for past in range(0, _WALKED * step.length, max(step.length, 1))
         ]
         every = [stay for stays in self._stays for stay in stays]
-        self._by_first: dict[Timestep, list[_Stay]] = collections.defaultdict(list)
+        self._by_first: dict[Timestep, list[_WalkedGap]] = collections.defaultdict(list)
         for stay in every:
             self._by_first[stay.first].append(stay)
         self._to_come = collections.deque(sorted(every, key=lambda stay: stay.second))
         self._begin_where_there_is_room()
-        self._leaving: collections.deque[_Stay] = collections.deque()
+        self._leaving: collections.deque[_WalkedGap] = collections.deque()
         self._away_bytes = 0
         self._now = self._out_free = self._in_free = 0.0
 
-    def run(self) -> list[_Stay]:
+    def run(self) -> list[_WalkedGap]:
         """Return the stays of the step whose decisions are taken, counted from its beginning."""
         for timestep in range(len(self._load)):
             for stay in self._by_first.get(timestep - 1, ()):
@@ -184,7 +184,7 @@ class _Walk:
         stay.gone = timestep
         self._away_bytes += stay.gap.size_bytes
 
-    def _return(self, timestep: Timestep) -> list[_Stay]:
+    def _return(self, timestep: Timestep) -> list[_WalkedGap]:
         """Give those arrays memory again that may come back, and return those that must be copied in."""
         returning = []
         while self._to_come and self._to_come[0].start <= timestep:
@@ -206,7 +206,7 @@ class _Walk:
         return self._load[timestep] - self._away_bytes
 
 
-def _keep_limit(step: TimedStep, stays: Sequence[_Stay], limit_bytes: Bytes) -> None:
+def _keep_limit(step: TimedStep, stays: Sequence[_WalkedGap], limit_bytes: Bytes) -> None:
     """Let arrays be away as long as they can be where the load would pass the limit.
 
     The walked steps may differ a little, so that one step's decisions, repeated in each, need this at times.
