@@ -144,6 +144,17 @@ def test_what_is_chosen_stalls_nothing_in_any_step(line, link, share):
     assert done.simulation.stalled_seconds <= 1e-9
 
 
+def test_no_more_is_chosen_than_the_link_copies_in_each_step():
+    """Ten arrays are accessed once in ten seconds; a copy of each takes 1.1 s."""
+    executions = plain_timeline(lending(network_step(3))).executions[:10]
+    gaps = tuple(Gap(timestep, timestep + 10, timestep, 11) for timestep in range(10))
+    line = Timeline(executions, (1.0,) * 10, (110,) * 10, gaps)
+    chosen = choose(line, gaps, Link(10.0, 10.0), 20, lambda gap: 1.0)
+    assert len(chosen) == 9
+    assert without_stalls(line, chosen, Link(10.0, 10.0)).simulation.stalled_seconds == 0
+    assert without_stalls(line, gaps, Link(10.0, 10.0)).simulation.stalled_seconds > 0
+
+
 @given(timelines_across(), LINKS, st.sampled_from((0.5, 0.7, 0.9)))
 def test_a_budget_is_met_if_everything_away_meets_it(line, link, share):
     budget = int(share * line.peak_bytes)
