@@ -20,6 +20,7 @@ from olla_fx.dataflow import Dataflow, GradientsInBuffer, build_dataflow
 from olla_fx.models import build_model
 from olla_fx.options import Options
 from olla_fx.passes import run_passes
+from olla_solvers.problem import ArrayKind
 from olla_solvers.recomputation.problem import RecomputationProblem
 from olla_solvers.swapping.timed_step import TimedStep
 
@@ -72,14 +73,25 @@ class CapturedNetwork:
         return TimedStep(problem, problem.captured_order, self._stretched(seconds, device), self.renewed)
 
     def orders_on(self, device: str) -> tuple[RecomputationProblem, ...]:
-        """Return the step with what of it may run again, in this project's orders, with a device's seconds.
+        """Return the step with what of it may run again, in this project's orders and in eager's.
+
+        All that the caller owns may wait on the host.
 
         Args:
-            device: one of :data:`DEVICES`.
+            device: one of :data:`DEVICES`, whose seconds the step has.
         """
         step = planned_step(self.captured, PROFILES.get(device, GTX_1080_TI), OPTIONS)
+        eager = replace(step.problems[0], order=step.problems[0].problem.captured_order)
+        arrays = enumerate(eager.problem.arrays)
+        lent = frozenset(index for index, array in arrays if array.kind is ArrayKind.STATIC)
         return tuple(
-            replace(problem, seconds=self._stretched(problem.seconds, device)) for problem in step.problems
+            replace(
+                problem,
+                seconds=self._stretched(problem.seconds, device),
+                lent=lent,
+                renewed=self.renewed,
+            )
+            for problem in (*step.problems, eager)
         )
 
     def _stretched(self, seconds: tuple[float, ...], device: str) -> tuple[float, ...]:

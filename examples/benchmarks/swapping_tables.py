@@ -27,7 +27,7 @@ _TITLE = "Load reduced without extra time (Table II), in per cent"
 METHODS = ("aoa", "doa", "wdoa", "swdoa", "combined", "least-recently-used", "longest-reused")
 
 OURS = "joint"
-"""This project's own planner, in its own orders, which may also repeat operators."""
+"""This project's own planner, in its own orders and eager's, which may also repeat operators."""
 
 
 def tables(results: Figures) -> str:

@@ -227,7 +227,9 @@ class Bounds:
 
 
 def own_bytes(instance: Instance, operator: OperatorIndex) -> Bytes:
-    """Return the bytes of an operator's results and workspace that lie beside what it reads.
+    """Return the bytes of an operator's results and workspace, and of what is lent.
+
+    They lie beside what of others' results it reads.
 
     Args:
         instance: the step.
@@ -242,7 +244,7 @@ def own_bytes(instance: Instance, operator: OperatorIndex) -> Bytes:
     }
     made_bytes: Bytes = sum(flat.array_bytes[array] for array in instance.makes[operator])
     workspace_bytes: Bytes = flat.workspace_bytes[operator]
-    return made_bytes + workspace_bytes - sum(taken.values())
+    return made_bytes + workspace_bytes + instance.lent_bytes[operator] - sum(taken.values())
 
 
 def reachable(start: OperatorIndex, neighbours: Sequence[Sequence[OperatorIndex]]) -> list[bool]:

@@ -86,8 +86,9 @@ class Greedy:
         self.evaluator = evaluator
         self._instance = evaluator.instance
         self._read = arrays_read(evaluator.instance)
-        stays = evaluator.instance.problem.stays
-        self._stays = {stay.array: (stay.gone_before, stay.back_from) for stay in stays}
+        flat = evaluator.instance.flat
+        stays = zip(flat.stay_arrays, flat.stay_from, flat.stay_until, strict=True)
+        self._stays = {array: (gone, back) for array, gone, back in stays}
 
     def meet(
         self, start: Evaluated, budget_bytes: Bytes, most_seconds: Seconds, most_walks: int

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from olla_solvers.problem import ArrayKind, Timestep
+from olla_solvers.analysis import timesteps
+from olla_solvers.problem import ArrayKind, Bytes, Timestep
 from olla_solvers.recomputation.problem import ArrayIndex, RecomputationProblem
 from olla_solvers.recomputation.units import Unit, Units, find_units
 
@@ -51,6 +53,8 @@ class Flat(NamedTuple):
     stay_arrays: Numbers
     stay_from: Numbers
     stay_until: Numbers
+    lent_positions: Numbers
+    lent_changes: Numbers
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ class Instance:
         makes: the arrays that each operator makes.
         demands: for each operator the arrays of units that it reads, and that are of earlier phases: it reads
             their newest repetitions.
+        lent: the caller's arrays that each operator accesses, of those that may be elsewhere.
+        lent_bytes: of what is lent and there when each operator first runs.
         flat: all of it in numbers.
     """
 
@@ -72,11 +78,19 @@ class Instance:
     reads: tuple[tuple[ArrayIndex, ...], ...]
     makes: tuple[tuple[ArrayIndex, ...], ...]
     demands: tuple[tuple[ArrayIndex, ...], ...]
+    lent: tuple[tuple[ArrayIndex, ...], ...]
+    lent_bytes: tuple[Bytes, ...]
     flat: Flat
 
     def stays_at(self, position: Timestep) -> set[ArrayIndex]:
         """Return the arrays that may be elsewhere when the operator at a position of the order runs."""
-        return {stay.array for stay in self.problem.stays if stay.gone_before <= position < stay.back_from}
+        moments = position, position + len(self.problem.order)
+        return {
+            stay.array
+            for stay in self.problem.stays
+            for moment in moments
+            if stay.gone_before <= moment < stay.back_from
+        }
 
     def phase_of(self, unit: Unit) -> int:
         """Return the phase that a unit's operators belong to."""
@@ -94,8 +108,11 @@ def prepare(problem: RecomputationProblem) -> Instance:
     """
     reads: list[list[ArrayIndex]] = [[] for _ in problem.problem.operators]
     makes: list[list[ArrayIndex]] = [[] for _ in problem.problem.operators]
+    lent: list[list[ArrayIndex]] = [[] for _ in problem.problem.operators]
     for index, array in enumerate(problem.problem.arrays):
         if array.kind is ArrayKind.STATIC:
+            for user in array.consumers if index in problem.lent else ():
+                lent[user].append(index)
             continue
         if array.producer is not None:
             makes[array.producer].append(index)
@@ -109,13 +126,16 @@ def prepare(problem: RecomputationProblem) -> Instance:
         tuple(array for array in read if units.of_array[array] >= 0 and phase_of[array] < phase)
         for read, phase in zip(reads, problem.phases, strict=True)
     )
+    lent_bytes = _lent_bytes(problem)
     return Instance(
         problem,
         units,
         tuple(map(tuple, reads)),
         tuple(map(tuple, makes)),
         demands,
-        _flat(problem, units, reads, makes, demands, phase_of),
+        tuple(map(tuple, lent)),
+        tuple(lent_bytes[position] for position in timesteps(problem.order)),
+        _flat(problem, units, reads, makes, demands, phase_of, lent_bytes),
     )
 
 
@@ -126,6 +146,7 @@ def _flat(
     makes: list[list[ArrayIndex]],
     demands: Sequence[Sequence[ArrayIndex]],
     phase_of: list[int],
+    lent_bytes: Sequence[Bytes],
 ) -> Flat:
     arrays = problem.problem.arrays
     is_planned = [array.kind is ArrayKind.PLANNED for array in arrays]
@@ -142,6 +163,9 @@ def _flat(
     unit_starts, unit_operators = _joined(units.operators)
     wanted_starts, wanted_units = _joined(units.reads)
     taken_starts, taken_from = _joined([[read for read, _ in pairs] for pairs in taken])
+    stays = [stay for stay in problem.stays if stay.array not in problem.lent]
+    changes = [after - before for before, after in pairwise((0, *lent_bytes))]
+    changed = [position for position, change in enumerate(changes) if change]
     return Flat(
         order=list(problem.order),
         phase=list(problem.phases),
@@ -168,10 +192,23 @@ def _flat(
         taken_from=taken_from,
         taken_by=[made for pairs in taken for _, made in pairs],
         moments=[],
-        stay_arrays=[stay.array for stay in problem.stays],
-        stay_from=[stay.gone_before for stay in problem.stays],
-        stay_until=[stay.back_from for stay in problem.stays],
+        stay_arrays=[stay.array for stay in stays],
+        stay_from=[stay.gone_before for stay in stays],
+        stay_until=[stay.back_from for stay in stays],
+        lent_positions=changed,
+        lent_changes=[changes[position] for position in changed],
     )
+
+
+def _lent_bytes(problem: RecomputationProblem) -> list[Bytes]:
+    """Return the bytes of what is lent and there at each position of the order."""
+    length = len(problem.order)
+    there = [problem.lent_bytes] * length
+    for stay in problem.stays if problem.lent else ():
+        if stay.array in problem.lent:
+            for position in range(stay.gone_before, stay.back_from):
+                there[position % length] -= problem.problem.arrays[stay.array].size_bytes
+    return there
 
 
 def _joined(parts: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:

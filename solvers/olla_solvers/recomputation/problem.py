@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from olla_solvers.problem import Bytes, OperatorIndex, Problem, Timestep
+from olla_solvers.errors import ProblemError
+from olla_solvers.problem import ArrayKind, Bytes, OperatorIndex, Problem, Timestep
 
 ArrayIndex: TypeAlias = int
 
@@ -22,13 +23,17 @@ Seconds: TypeAlias = float
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """An array's stay elsewhere, between its last reader of its own phase and the first of a later one.
+    """An array's stay elsewhere.
+
+    A planned array's lies between its last reader of its own phase and the first of a later one; that of one
+    which the caller lends between any two accesses, and perhaps across two steps.
 
     Attributes:
         array: which.
         gone_before: the position in the order in front of which its memory becomes free; what runs again for
             that position comes afterwards.
-        back_from: the position in front of which its memory is needed again.
+        back_from: the position in front of which its memory is needed again; counted on beyond the order's
+            end, if it is one of the next step.
     """
 
     array: ArrayIndex
@@ -54,9 +59,17 @@ class RecomputationProblem:
         takes_over: pairs of arrays (read, made): the one operator that makes the second one may do so in the
             memory of the first if nobody needs that afterwards. Both have the same size.
         again_seconds: of a repetition of each operator; empty if that takes as long as the first run.
-        stays: of arrays that are elsewhere for a while, at most one of each. One counts if its array is kept,
-            and nothing that runs again reads it meanwhile. They are those of this order: what is proven of a
-            problem with any holds for its order alone.
+        stays: of arrays that are elsewhere for a while, at most one of each planned one. That counts if its
+            array is kept, and nothing that runs again reads it meanwhile. Stays are those of this order: what
+            is proven of a problem with any holds for its order alone.
+        lent: static arrays, the caller's, that may be elsewhere when nothing accesses them, between two
+            steps, too: each step is the same. Their bytes count, the whole step long but for their stays;
+            those of other static arrays never do.
+        renewed: of these, the ones that the caller fills anew before each step, such as examples: nothing of
+            them is elsewhere between two steps.
+
+    Raises:
+        ProblemError: if an array is lent or renewed that is not the caller's.
     """
 
     problem: Problem
@@ -68,6 +81,20 @@ class RecomputationProblem:
     takes_over: tuple[tuple[ArrayIndex, ArrayIndex], ...] = ()
     again_seconds: tuple[Seconds, ...] = ()
     stays: tuple[Stay, ...] = ()
+    lent: frozenset[ArrayIndex] = frozenset()
+    renewed: frozenset[ArrayIndex] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Check what is lent."""
+        arrays = self.problem.arrays
+        for array in sorted(self.lent | self.renewed):
+            if not (0 <= array < len(arrays) and arrays[array].kind is ArrayKind.STATIC):
+                raise ProblemError(f"only static arrays can be lent, or renewed: {array} is none")
+
+    @property
+    def lent_bytes(self) -> Bytes:
+        """Bytes of all that is lent."""
+        return sum(self.problem.arrays[array].size_bytes for array in self.lent)
 
     @property
     def repetition_seconds(self) -> tuple[Seconds, ...]:
@@ -103,7 +130,7 @@ class Recomputation:
 
     Attributes:
         executions: in sequence; each operator once as copy 0, in the order that was given.
-        peak_bytes: most bytes of planned arrays and workspaces alive at once in this sequence.
+        peak_bytes: most bytes of planned arrays, workspaces and what is lent alive at once in this sequence.
         extra_seconds: of the repetitions.
         dropped: the arrays that are made again, ascending.
     """

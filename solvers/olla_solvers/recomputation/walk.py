@@ -244,7 +244,10 @@ def _place(flat: Flat, operator: int, array: int) -> int:
 
 
 def _count(flat: Flat, trace: Trace, timesteps: int, versions: int, taken: int) -> None:
-    """Write the bytes of each timestep: what is alive, and the workspace, less what is taken over."""
+    """Write the bytes of each timestep: what is alive or lent, the workspace, less what is taken over.
+
+    An array that is lent is elsewhere as its stays say, even if something that runs again reads it.
+    """
     change = trace.timestep_bytes
     for timestep in range(timesteps + 1):
         change[timestep] = 0
@@ -254,6 +257,8 @@ def _count(flat: Flat, trace: Trace, timesteps: int, versions: int, taken: int) 
             change[trace.first[version]] += size
             change[trace.last[version] + 1] -= size
         trace.is_taken[version] = 0
+    for index in range(len(flat.lent_positions)):
+        change[trace.began[flat.lent_positions[index]]] += flat.lent_changes[index]
     for index in range(len(flat.stay_arrays)):
         array = flat.stay_arrays[index]
         gone, back = trace.began[flat.stay_from[index]], trace.began[flat.stay_until[index]]

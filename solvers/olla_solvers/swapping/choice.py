@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from olla_solvers.problem import Bytes
+from olla_solvers.swapping.gaps import Gap, is_across, part_of, remove
 from olla_solvers.swapping.schedule import Places, Timesteps
-from olla_solvers.swapping.timeline import Gap, Timeline
+from olla_solvers.swapping.timeline import Timeline
 from olla_solvers.swapping.transfers import Link
 
 MANY, BATCHES = 1000, 200
@@ -73,6 +74,7 @@ class _Chooser:
     ) -> None:
         self.gaps = gaps
         self._places = Places(timeline, gaps, link)
+        self._is_across = is_across(gaps, len(timeline.seconds))
         self._sizes = np.array([gap.size_bytes for gap in gaps], dtype=np.int64)
         self._worth = [worth(gap) for gap in gaps]
         self._beyond = np.array(timeline.resident_bytes, dtype=np.int64) - budget_bytes
@@ -96,7 +98,7 @@ class _Chooser:
         while heap and left > 0:
             _, index = heapq.heappop(heap)
             gone, back = self._places.of([*chosen, index])
-            if (gone >= back).any():
+            if (gone >= back).any() or not self._has_time([*chosen, index]):
                 late.append(index)
                 continue
             after = _total(self._without([*chosen, index], gone, back))
@@ -119,7 +121,7 @@ class _Chooser:
             while heap and len(batch) < size:
                 _, index = heapq.heappop(heap)
                 (gone,), (back,) = alone[index]
-                rate = self._rate(index, beyond[gone:back])
+                rate = self._rate(index, part_of(beyond, gone, back))
                 if rate <= 0:
                     late.append(index)
                 elif heap and rate < CLOSE * -heap[0][0]:
@@ -132,7 +134,7 @@ class _Chooser:
     def _add(self, batch: list[int], chosen: list[int], late: list[int]) -> None:
         """Choose as many of a batch as all have the time for."""
         gone, back = self._places.of([*chosen, *batch])
-        if (gone < back).all():
+        if (gone < back).all() and self._has_time([*chosen, *batch]):
             chosen += batch
         elif len(batch) == 1:
             late += batch
@@ -150,27 +152,31 @@ class _Chooser:
         left = _total(beyond)
         while heap and left > 0:
             _, index = heapq.heappop(heap)
-            between = self._between(index, beyond)
-            rate = self._lowered(index, between)
+            rate = self._lowered(index, self._between(index, beyond))
             if rate <= 0:
                 continue
             if heap and rate < close * -heap[0][0]:
                 heapq.heappush(heap, (-rate, index))
                 continue
             chosen.append(index)
-            left -= rate * self.gaps[index].size_bytes
-            between -= self.gaps[index].size_bytes
+            gap = self.gaps[index]
+            left -= rate * gap.size_bytes
+            remove(beyond, gap.out_after + 1, gap.back_before, gap.size_bytes)
         return chosen
+
+    def _has_time(self, chosen: Sequence[int]) -> bool:
+        """Return True if the link is not further behind after each step."""
+        return not self._is_across or self._places.are_carried(chosen)
 
     def _between(self, index: int, beyond: _Profile) -> _Profile:
         """Return the part of a profile in which nothing accesses a gap's array."""
         gap = self.gaps[index]
-        return beyond[gap.out_after + 1 : gap.back_before]
+        return part_of(beyond, gap.out_after + 1, gap.back_before)
 
     def _saved(self, index: int) -> float:
         """Return what swapping a gap's array alone is worth, for each of its bytes."""
         (gone,), (back,) = self._places.of([index])
-        return self._rate(index, self._beyond[gone:back])
+        return self._rate(index, part_of(self._beyond, gone, back))
 
     def _rate(self, index: int, beyond: _Profile) -> float:
         """Return by how much the bytes beyond the budget fall if an array is away, for each of its bytes."""
@@ -181,12 +187,14 @@ class _Chooser:
         return float(np.minimum(np.maximum(beyond, 0), size).sum()) / size
 
     def _without(self, chosen: Sequence[int], gone: Timesteps, back: Timesteps) -> _Profile:
-        change = np.zeros(len(self._beyond) + 1, dtype=np.int64)
+        length = len(self._beyond)
+        change = np.zeros((2 if self._is_across else 1) * length + 1, dtype=np.int64)
         is_away = gone < back
         sizes = self._sizes[np.array(chosen, dtype=np.int64)][is_away]
         np.subtract.at(change, gone[is_away], sizes)
         np.add.at(change, back[is_away], sizes)
-        return self._beyond + np.cumsum(change[:-1])
+        away: _Profile = np.cumsum(change[:-1]).reshape(-1, length).sum(axis=0)
+        return self._beyond + away
 
 
 def _total(beyond: _Profile) -> float:

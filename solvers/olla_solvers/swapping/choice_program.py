@@ -31,7 +31,9 @@ from olla_solvers.recomputation.residency_program import (
     ResidencyProgram,
     makers_of_units,
 )
-from olla_solvers.swapping.timeline import Gap, Timeline
+from olla_solvers.swapping.choice import SMALL
+from olla_solvers.swapping.gaps import Gap
+from olla_solvers.swapping.timeline import Timeline
 from olla_solvers.swapping.transfers import Link
 
 COST_OF_SWAPS = 0.01
@@ -136,12 +138,19 @@ class ChoiceProgram(ResidencyProgram):
             instance: the step.
             makers: what may run again.
             moments: one after the other, with their positions in the order.
-            gaps: in which arrays may be on the host, between positions of the order.
+            gaps: in which arrays may be on the host, between positions of the order and of the next step's.
             begins: seconds at which each position begins, and the end.
             link: which copies.
         """
-        self._gaps = gaps
-        self._begins = begins
+        least_bytes = SMALL * instance.problem.lent_bytes
+        self._gaps = [
+            gap for gap in gaps if gap.array not in instance.problem.lent or gap.size_bytes >= least_bytes
+        ]
+        self._lent = instance.problem.lent
+        self._gap_bytes = {gap.array: gap.size_bytes for gap in self._gaps}
+        self._length = len(begins) - 1
+        # Of this step and the next.
+        self._begins = [*begins[:-1], *(begins[-1] + begin for begin in begins)]
         self._link = link
         self._away: list[dict[ArrayIndex, Column]] = []
         self._gap_of: dict[tuple[ArrayIndex, int], Gap] = {}
@@ -165,45 +174,48 @@ class ChoiceProgram(ResidencyProgram):
     def _fit(self, at: int) -> None:
         """Have room for what is resident at a moment and not on the host."""
         moment = self._moments[at]
-        gaps = {
-            gap.array: gap
-            for gap in self._gaps
-            if gap.out_after < moment.position < gap.back_before and gap.array in self._resident[at]
-        }
         away: dict[ArrayIndex, Column] = {}
-        for array, gap in gaps.items():
-            if self._has_time(gap, moment.position):
-                away[array] = self.model.binary()
-                self._gap_of[array, at] = gap
-                self.model.require(Expression([(away[array], 1), (self._resident[at][array], -1)]), "<=")
+        left: dict[ArrayIndex, tuple[Seconds, Seconds]] = {}
+        for gap in self._gaps:
+            position = gap.moment_of(moment.position, self._length)
+            if position is None or not (gap.array in self._resident[at] or gap.array in self._lent):
+                continue
+            left[gap.array] = self._left(gap, position)
+            if self._has_time(gap, *left[gap.array]):
+                away[gap.array] = self.model.binary()
+                self._gap_of[gap.array, at] = gap
+                if gap.array in self._resident[at]:
+                    is_there = self._resident[at][gap.array]
+                    self.model.require(Expression([(away[gap.array], 1), (is_there, -1)]), "<=")
         self._away.append(away)
         there = Expression(
             (column, self._sizes[array] / BYTES_OF_UNIT) for array, column in self._resident[at].items()
         )
         for array, column in away.items():
-            there.add(column, -self._sizes[array] / BYTES_OF_UNIT)
+            there.add(column, -self._gap_bytes[array] / BYTES_OF_UNIT)
         self.model.require(there, "<=", moment.room_bytes / BYTES_OF_UNIT)
-        self._copy(away, gaps, moment.position)
+        self._copy(away, left)
 
-    def _has_time(self, gap: Gap, position: Timestep) -> bool:
-        out_left = self._begins[position] - self._begins[gap.out_after + 1]
-        in_left = self._begins[gap.back_before] - self._begins[position + 1]
+    def _left(self, gap: Gap, position: Timestep) -> tuple[Seconds, Seconds]:
+        """Return the seconds that a gap leaves for copies out before a position, and in after it."""
+        begins = self._begins
+        return (
+            begins[position] - begins[gap.out_after + 1],
+            begins[gap.back_before] - begins[position + 1],
+        )
+
+    def _has_time(self, gap: Gap, out_left: Seconds, in_left: Seconds) -> bool:
         size = gap.size_bytes
         return self._link.out_seconds(size) <= out_left and self._link.in_seconds(size) <= in_left
 
     def _copy(
-        self, away: Mapping[ArrayIndex, Column], gaps: Mapping[ArrayIndex, Gap], position: Timestep
+        self, away: Mapping[ArrayIndex, Column], left: Mapping[ArrayIndex, tuple[Seconds, Seconds]]
     ) -> None:
         """Have the copies out end before a moment, and those in begin after it and end in time."""
-        begins = self._begins
-        outs = sorted(away, key=lambda array: -gaps[array].out_after)
-        left = [begins[position] - begins[gaps[array].out_after + 1] for array in outs]
-        taken = [self._link.out_seconds(gaps[array].size_bytes) for array in outs]
-        self._queue([away[array] for array in outs], taken, left)
-        ins = sorted(away, key=lambda array: gaps[array].back_before)
-        left = [begins[gaps[array].back_before] - begins[position + 1] for array in ins]
-        taken = [self._link.in_seconds(gaps[array].size_bytes) for array in ins]
-        self._queue([away[array] for array in ins], taken, left)
+        for way, seconds_of in enumerate((self._link.out_seconds, self._link.in_seconds)):
+            arrays = sorted(away, key=lambda array: left[array][way])
+            taken = [seconds_of(self._gap_bytes[array]) for array in arrays]
+            self._queue([away[array] for array in arrays], taken, [left[array][way] for array in arrays])
 
     def _queue(self, columns: Sequence[Column], taken: Sequence[Seconds], left: Sequence[Seconds]) -> None:
         """Have the first of some columns, however many, take no more seconds than are left for them."""
@@ -219,10 +231,10 @@ class ChoiceProgram(ResidencyProgram):
         """Count the seconds of what runs again, and a little for what is swapped."""
         super()._minimise()
         seconds = self.model.objective
-        total = sum(self._sizes) or 1
+        total = sum(self._sizes) + self._problem.lent_bytes or 1
         cost = self.model.objective = self.model.column(0.0, self.model.upper[seconds] + COST_OF_SWAPS)
         terms = Expression([(cost, 1.0), (seconds, -1.0)])
         for columns in self._away:
             for array, column in columns.items():
-                terms.add(column, -COST_OF_SWAPS * self._sizes[array] / (total * len(self._away)))
+                terms.add(column, -COST_OF_SWAPS * self._gap_bytes[array] / (total * len(self._away)))
         self.model.require(terms, ">=")

@@ -10,7 +10,8 @@ each place whether it is on the host meanwhile: *away*. That takes no memory, bu
   accessed first is copied first, as the simulator has it, and one that is copied next begins after its end.
 * It is copied in after the boundary at which it is not away any more, in any sequence with others.
 
-The cost is the end of the last run, so it has all stalls. Each array is away once at most, in any version. So
+The cost is the end of the last run, so it has all stalls. Each array is away once at most, in any version;
+what is lent never is. So
 the program contains every plan of :mod:`olla_solvers.swapping.least_time` with at most one transfer of each
 array, if the program over retention intervals is complete.
 """
@@ -33,7 +34,7 @@ _Terms = Sequence[tuple[Column | bool, float]]
 
 
 @dataclass(frozen=True)
-class _Stay:
+class _StayColumns:
     """The columns of one array's stay on the host.
 
     Attributes:
@@ -70,7 +71,7 @@ class FetchProgram(RetentionProgram):
             TooLargeError: if it would have too many slots.
         """
         self._link = link
-        self._stays: dict[ArrayIndex, _Stay] = {}
+        self._stays: dict[ArrayIndex, _StayColumns] = {}
         super().__init__(instance, budget_bytes)
 
     def transfers(self, values: Sequence[float], executions: Sequence[Execution]) -> list[Transfer]:
@@ -172,7 +173,7 @@ class FetchProgram(RetentionProgram):
             return
         goes, returns = self._changes(away)
         out_after = {event.place: model.binary() for event in events}
-        stay = _Stay(
+        stay = _StayColumns(
             away,
             goes,
             returns,
@@ -213,7 +214,7 @@ class FetchProgram(RetentionProgram):
             )
         return goes, returns
 
-    def _copy_out(self, stay: _Stay, runs_at: dict[int, Column | bool]) -> None:
+    def _copy_out(self, stay: _StayColumns, runs_at: dict[int, Column | bool]) -> None:
         """Have an array be away after its copy out, which is after its last access."""
         places = len(self._runs)
         start, seconds = stay.out_start
@@ -229,7 +230,7 @@ class FetchProgram(RetentionProgram):
                 terms = [(stay.out_place, 1.0), (runs, -float(places)), (column, -float(places))]
                 self._require(terms, ">=", place - 2 * places)
 
-    def _copy_in(self, stay: _Stay, runs_at: dict[int, Column | bool]) -> None:
+    def _copy_in(self, stay: _StayColumns, runs_at: dict[int, Column | bool]) -> None:
         """Have an array be read after its copy in, which is after its memory is there."""
         start, seconds = stay.in_start
         for back, column in stay.returns.items():
@@ -241,7 +242,7 @@ class FetchProgram(RetentionProgram):
                     unless = [(column, 1.0), (runs, 1.0)]
                     self._not_before([(self._begin[place], 1), (start, -1)], unless, seconds)
 
-    def _copy_in_turn(self, first: _Stay, second: _Stay) -> None:
+    def _copy_in_turn(self, first: _StayColumns, second: _StayColumns) -> None:
         """Have two arrays' copies come one after the other, those out in the sequence of accesses."""
         used = [(column, 1.0) for stay in (first, second) for column in stay.goes.values()]
         for is_out in (True, False):
@@ -261,7 +262,7 @@ class FetchProgram(RetentionProgram):
                     self._in_order_of_access(one, other, earlier, sign, used)
 
     def _in_order_of_access(
-        self, one: _Stay, other: _Stay, earlier: Column, sign: float, used: _Terms
+        self, one: _StayColumns, other: _StayColumns, earlier: Column, sign: float, used: _Terms
     ) -> None:
         """Have an array whose last access is before another's come first."""
         places = float(len(self._runs))

@@ -13,8 +13,9 @@ from __future__ import annotations
 from olla_solvers.errors import NoSolutionError
 from olla_solvers.problem import Bytes, Timestep
 from olla_solvers.recomputation.problem import ArrayIndex
+from olla_solvers.swapping.gaps import Gap
 from olla_solvers.swapping.plan import LEAST_BYTES, SwapPlan, check_limit, plan_of
-from olla_solvers.swapping.timed_step import Gap, TimedStep
+from olla_solvers.swapping.timed_step import TimedStep
 from olla_solvers.swapping.transfers import Link, Transfer
 
 _MOST_STEPS = 50
@@ -116,5 +117,5 @@ class _Cache:
 def _on_demand(gap: Gap, moment: Timestep, length: int) -> Transfer:
     """Return the transfer of an array whose memory is needed at a moment of its gap."""
     past = length if moment > length else 0
-    back = gap.second - past
+    back = gap.back_before - past
     return Transfer(moment - 1 - past, moment - past, back, back, gap.array)

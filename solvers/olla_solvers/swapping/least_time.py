@@ -41,10 +41,11 @@ from olla_solvers.recomputation.residency import SETTLED, solver_for
 from olla_solvers.swapping.bounds import BoundsWithHost
 from olla_solvers.swapping.choice import choose
 from olla_solvers.swapping.choice_program import Solve, choose_by_program
+from olla_solvers.swapping.gaps import Gap
 from olla_solvers.swapping.repetitions import Repetitions
 from olla_solvers.swapping.schedule import Swapped, places, within_budget, without_needless
 from olla_solvers.swapping.simulate import Simulation
-from olla_solvers.swapping.timeline import Gap, Timeline, timeline
+from olla_solvers.swapping.timeline import Timeline, timeline
 from olla_solvers.swapping.transfers import Link, Transfer
 
 LARGER = 1.05, 1.1, 1.2, 1.4, 1.7, 2.0
@@ -67,7 +68,7 @@ class WithinBudgetAndLink:
     """The answer for a budget and a link.
 
     Attributes:
-        budget_bytes: of planned arrays and workspaces.
+        budget_bytes: of planned arrays, workspaces and what is lent.
         recomputation: the sequence; its own peak is that without transfers.
         transfers: what waits on the host.
         peak_bytes: most bytes alive at once with them.
@@ -114,7 +115,7 @@ def least_time_with_swaps(
 
     Args:
         problems: the step, in one order or several.
-        budget_bytes: of planned arrays and workspaces.
+        budget_bytes: of planned arrays, workspaces and what is lent.
         link: which copies.
         deadline: ``time.monotonic()`` at which to stop with what there is.
         effort: how many times the usual effort to spend on repetitions.
@@ -181,7 +182,7 @@ def least_time_of_swaps(
 
     Args:
         problem: the step.
-        budget_bytes: of planned arrays and workspaces.
+        budget_bytes: of planned arrays, workspaces and what is lent.
         link: which copies.
         deadline: ``time.monotonic()`` at which to stop with what there is.
 
@@ -270,7 +271,7 @@ class _Planner:
             check_time(self._deadline)
             line = timeline(self._instance, _plain(prepare(problem)).executions)
             chosen = choose(line, line.gaps, self._link, self._budget_bytes, self._worth)
-            proven = self._try_around(problem, stays_of(line, chosen, self._link), repetitions)
+            proven = self._try_around(problem, stays_of(line, chosen, self._link, problem.lent), repetitions)
             report()
             if self._most_seconds() <= proven + (1 + FAR) * self._problem.step_seconds:
                 return True
@@ -286,7 +287,7 @@ class _Planner:
         # The program fills the link at few operators; there may be room for others beside.
         chosen = choose(line, line.gaps, self._link, self._budget_bytes, self._worth, first=first)
         check_time(self._deadline)
-        self._try_around(self._problem, stays_of(line, chosen, self._link), repetitions)
+        self._try_around(self._problem, stays_of(line, chosen, self._link, self._problem.lent), repetitions)
         report()
 
     def _try_around(
@@ -456,22 +457,33 @@ def _length(gap: Gap) -> int:
     return gap.back_before - gap.out_after
 
 
-def stays_of(line: Timeline, gaps: Sequence[Gap], link: Link) -> tuple[Stay, ...]:
+def stays_of(
+    line: Timeline, gaps: Sequence[Gap], link: Link, lent: Collection[ArrayIndex] = ()
+) -> tuple[Stay, ...]:
     """Return which arrays are elsewhere between which positions of the order if some are swapped.
 
     Args:
         line: of the gaps.
         gaps: what is swapped, without stalls.
         link: which copies.
+        lent: arrays that may be elsewhere more than once.
     """
     own = [timestep for timestep, execution in enumerate(line.executions) if not execution.copy]
     # A position begins with what runs again for its operator.
     began = [0, *(timestep + 1 for timestep in own[:-1])]
-    longest: dict[int, Stay] = {}
+    length = len(line.executions)
+    began += [timestep + length for timestep in began]
+    stays: dict[ArrayIndex, list[Stay]] = {}
     for gap, (gone, back) in zip(gaps, places(line, gaps, link), strict=True):
         stay = Stay(gap.array, bisect_left(began, gone), bisect_right(began, back) - 1)
-        length = stay.back_from - stay.gone_before
-        before = longest.get(gap.array)
-        if length > 0 and (before is None or length > before.back_from - before.gone_before):
-            longest[gap.array] = stay
-    return tuple(longest[array] for array in sorted(longest))
+        if stay.gone_before < stay.back_from:
+            stays.setdefault(gap.array, []).append(stay)
+    return tuple(
+        stay
+        for array in sorted(stays)
+        for stay in (stays[array] if array in lent else [max(stays[array], key=_positions)])
+    )
+
+
+def _positions(stay: Stay) -> int:
+    return stay.back_from - stay.gone_before

@@ -40,10 +40,10 @@ def longest_reused(
     if ahead < 0:
         raise OptionError(f"copies in begin 0 or more operators ahead, not {ahead}")
     longest = [
-        max(gaps, key=lambda gap: gap.second - gap.first)
+        max(gaps, key=lambda gap: gap.back_before - gap.out_after)
         for array, gaps in zip(step.problem.arrays, step.gaps, strict=True)
         if gaps and array.kind is ArrayKind.PLANNED and array.size_bytes >= least_bytes
     ]
-    gaps = select(step, longest, [gap.second - gap.first for gap in longest], limit_bytes)
-    starts = [max(gap.second - ahead, gap.first + 1) for gap in gaps]
+    gaps = select(step, longest, [gap.back_before - gap.out_after for gap in longest], limit_bytes)
+    starts = [max(gap.back_before - ahead, gap.out_after + 1) for gap in gaps]
     return plan_of(step, schedule(step, gaps, limit_bytes, link, starts), link)

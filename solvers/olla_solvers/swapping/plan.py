@@ -11,15 +11,12 @@ import numpy as np
 from olla_solvers.errors import OptionError
 from olla_solvers.problem import Bytes
 from olla_solvers.recomputation.problem import Seconds
-from olla_solvers.swapping.simulate import Simulation, simulate
+from olla_solvers.swapping.simulate import Simulation, simulate_settled
 from olla_solvers.swapping.timed_step import TimedStep
 from olla_solvers.swapping.transfers import Link, Transfer, away_bytes
 
 LEAST_BYTES = 1 << 20
 """Smaller arrays stay: they make little room, and each copy has its latency (AutoSwap, section IV-A)."""
-
-STEPS = 4
-"""So many steps are simulated, and the last one counts: what waits from one step to the next has settled."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ def plan_of(step: TimedStep, transfers: Sequence[Transfer], link: Link) -> SwapP
         ProblemError: if a transfer has no time in the step.
     """
     sizes = [step.problem.arrays[transfer.array].size_bytes for transfer in transfers]
-    simulation = simulate(step.durations, transfers, sizes, link, steps=STEPS if transfers else 1)
+    simulation = simulate_settled(step.durations, transfers, sizes, link)
     away = np.array(away_bytes(transfers, sizes, step.length), dtype=np.int64)
     load = step.load_bytes - away
     return SwapPlan(tuple(transfers), tuple(map(int, load)), simulation)

@@ -13,6 +13,9 @@ from olla_solvers.problem import Bytes, Timestep
 from olla_solvers.recomputation.problem import Seconds
 from olla_solvers.swapping.transfers import Link, Transfer, check
 
+STEPS = 4
+"""So many steps are simulated if something waits from one to the next: that has settled in the last one."""
+
 
 @dataclass(frozen=True)
 class Simulation:
@@ -63,6 +66,24 @@ def simulate(
     for _ in range(steps):
         simulator.run_step()
     return simulator.last
+
+
+def simulate_settled(
+    seconds: Sequence[Seconds], transfers: Sequence[Transfer], sizes: Sequence[Bytes], link: Link
+) -> Simulation:
+    """Simulate as many steps as there must be for what waits from one to the next, and return the last one.
+
+    Args:
+        seconds: of each timestep's operator.
+        transfers: what is swapped; of copies that are asked for at the same boundary, the first comes first.
+        sizes: of each transfer's array.
+        link: which copies.
+
+    Raises:
+        ProblemError: if a transfer has no time in the step.
+    """
+    goes_on = any(transfer.back_before >= len(seconds) for transfer in transfers)
+    return simulate(seconds, transfers, sizes, link, steps=STEPS if goes_on else 1)
 
 
 class _Simulator:

@@ -6,7 +6,6 @@ The *load* of a timestep is the bytes of all that is on the device then, the cal
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,42 +19,10 @@ from olla_solvers.arrays import Array, ArrayKind
 from olla_solvers.errors import ProblemError
 from olla_solvers.problem import Bytes, OperatorIndex, Problem, Timestep
 from olla_solvers.recomputation.problem import ArrayIndex, Seconds
-
-Loads: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
-"""Bytes for each timestep."""
+from olla_solvers.swapping.gaps import Gap, Loads, gaps_of, remove
 
 Moments: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 """Seconds from a step's beginning."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """The timesteps between two accesses to an array, one after the other; at least one.
-
-    Attributes:
-        array: which.
-        size_bytes: of the array.
-        first: timestep of the access before.
-        second: timestep of the access after; that of the next step if it is not below the step's length.
-    """
-
-    array: ArrayIndex
-    size_bytes: Bytes
-    first: Timestep
-    second: Timestep
-
-    def moment_of(self, timestep: Timestep, length: int) -> Timestep | None:
-        """Return where in the gap a timestep of a step lies, counted from the step in which the gap begins.
-
-        Args:
-            timestep: any of a step.
-            length: of the step.
-
-        Returns:
-            The timestep, or that of the next step; None if the gap has neither.
-        """
-        moments = timestep, timestep + length
-        return next((moment for moment in moments if self.first < moment < self.second), None)
 
 
 @dataclass(frozen=True)
@@ -130,27 +97,18 @@ class TimedStep:
         return tuple(tuple(self._gaps(index)) for index in range(len(self.problem.arrays)))
 
     def _gaps(self, index: ArrayIndex) -> list[Gap]:
-        array, accesses = self.problem.arrays[index], list(self.accesses[index])
-        if array.kind is ArrayKind.OUTPUT or not accesses:
+        array = self.problem.arrays[index]
+        if array.kind is ArrayKind.OUTPUT:
             return []
-        if array.kind is ArrayKind.STATIC and index not in self.renewed:
-            accesses.append(accesses[0] + self.length)
-        pairs = itertools.pairwise(accesses)
-        return [Gap(index, array.size_bytes, first, second) for first, second in pairs if second > first + 1]
+        stays = array.kind is ArrayKind.STATIC and index not in self.renewed
+        return gaps_of(index, array.size_bytes, self.accesses[index], self.length if stays else None)
 
     def load_without(self, gaps: Sequence[Gap]) -> Loads:
         """Return the load of each timestep if arrays are away as long as they can be."""
         load = self.load_bytes.copy()
         for gap in gaps:
-            remove(load, gap.first + 1, gap.second, gap.size_bytes)
+            remove(load, gap.out_after + 1, gap.back_before, gap.size_bytes)
         return load
-
-
-def remove(load: Loads, lower: Timestep, upper: Timestep, size_bytes: Bytes) -> None:
-    """Take an array out of a load in the timesteps [lower, upper), empty or in two steps at most."""
-    length = len(load)
-    load[lower : min(upper, length)] -= size_bytes
-    load[max(lower - length, 0) : max(upper - length, 0)] -= size_bytes
 
 
 def alive(array: Array, accesses: Sequence[Timestep], length: int) -> tuple[Timestep, Timestep]:

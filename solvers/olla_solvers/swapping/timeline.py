@@ -5,29 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from olla_solvers.problem import ArrayKind, Bytes, Timestep
 from olla_solvers.recomputation.instance import Instance
 from olla_solvers.recomputation.problem import ArrayIndex, Execution, Seconds
 from olla_solvers.recomputation.published.sequence import resident_bytes, versions_read
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class Gap:
-    """The timesteps between two accesses of an array, at which it may be elsewhere.
-
-    Attributes:
-        out_after: the access before; also the array's producer.
-        back_before: the access after.
-        array: which; what the step's own operators make of it, not a repetition.
-        size_bytes: of the array.
-    """
-
-    out_after: Timestep
-    back_before: Timestep
-    array: ArrayIndex
-    size_bytes: Bytes
+from olla_solvers.swapping.gaps import Gap, gaps_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +22,7 @@ class Timeline:
         executions: in sequence.
         seconds: of each.
         resident_bytes: of each: everything alive, and the workspace.
-        gaps: of all arrays, ascending.
+        gaps: of all arrays that may be elsewhere, ascending; those across two steps, too.
     """
 
     executions: tuple[Execution, ...]
@@ -76,7 +60,8 @@ def timeline(instance: Instance, executions: Sequence[Execution]) -> Timeline:
 
 
 def _gaps(instance: Instance, executions: Sequence[Execution]) -> list[Gap]:
-    arrays = instance.problem.problem.arrays
+    problem, length = instance.problem, len(executions)
+    arrays = problem.problem.arrays
     accesses: dict[ArrayIndex, list[Timestep]] = {}
     for timestep, execution in enumerate(executions):
         if not execution.copy:
@@ -85,11 +70,16 @@ def _gaps(instance: Instance, executions: Sequence[Execution]) -> list[Gap]:
         for array, copy in versions_read(instance, execution):
             if not copy:
                 accesses.setdefault(array, []).append(timestep)
+        for array in instance.lent[execution.operator]:
+            accesses.setdefault(array, []).append(timestep)
     return sorted(
-        Gap(before, after, array, arrays[array].size_bytes)
+        gap
         for array, timesteps in accesses.items()
-        if arrays[array].kind is ArrayKind.PLANNED and arrays[array].size_bytes
-        for before, after in pairwise(timesteps)
-        # At least one timestep lies between them.
-        if after > before + 1
+        if arrays[array].size_bytes and (arrays[array].kind is ArrayKind.PLANNED or array in problem.lent)
+        for gap in gaps_of(
+            array,
+            arrays[array].size_bytes,
+            timesteps,
+            length if array in problem.lent - problem.renewed else None,
+        )
     )

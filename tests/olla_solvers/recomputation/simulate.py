@@ -83,6 +83,7 @@ class Simulation:
         got: set[Version] = set()
         for timestep, execution in enumerate(executions):
             total = self.step.problem.problem.operators[execution.operator].workspace_bytes
+            total += self.step.problem.lent_bytes
             for version, uses in self.uses.items():
                 if uses[0] <= timestep <= uses[-1]:
                     total += self.bytes_of(version)

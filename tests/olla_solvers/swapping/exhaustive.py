@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 
 from olla_solvers.problem import ArrayKind
 from olla_solvers.recomputation.evaluate import Evaluator
 from olla_solvers.recomputation.instance import prepare
 from olla_solvers.recomputation.problem import Execution
-from olla_solvers.swapping.simulate import simulate
+from olla_solvers.swapping.simulate import simulate_settled
 from olla_solvers.swapping.transfers import Link, Transfer
 from tests.olla_solvers.recomputation.simulate import Simulation
 from tests.olla_solvers.recomputation.steps import Step
@@ -37,14 +38,18 @@ def sequences(step: Step) -> Iterator[tuple[tuple[Execution, ...], float]]:
                 yield answer.executions, answer.extra_seconds
 
 
-def transfers_of(step: Step, accesses: Accesses) -> list[list[Transfer]]:
-    """For each gap between two accesses of what operators made first: every way to swap there."""
-    arrays = step.problem.problem.arrays
+def transfers_of(step: Step, accesses: Accesses, length: int) -> list[list[Transfer]]:
+    """For each gap between two accesses of what operators made first, or is lent: every way to swap there."""
+    problem = step.problem
+    arrays = problem.problem.arrays
     result = []
     for (array, copy), timesteps in sorted(accesses.items()):
-        if copy or arrays[array].kind is not ArrayKind.PLANNED or not arrays[array].size_bytes:
+        may_wait = arrays[array].kind is ArrayKind.PLANNED or array in problem.lent
+        if copy or not may_wait or not arrays[array].size_bytes:
             continue
         distinct = sorted(set(timesteps))
+        if array in problem.lent - problem.renewed:
+            distinct.append(distinct[0] + length)
         for before, after in itertools.pairwise(distinct):
             places = itertools.combinations(range(before + 1, after + 1), 2)
             ways = [Transfer(before, gone, back, after, array) for gone, back in places]
@@ -53,10 +58,10 @@ def transfers_of(step: Step, accesses: Accesses) -> list[list[Transfer]]:
     return result
 
 
-def sequences_of_copies(transfers: Sequence[Transfer]) -> Iterator[Sequence[Transfer]]:
+def sequences_of_copies(transfers: Sequence[Transfer], length: int) -> Iterator[Sequence[Transfer]]:
     """All sequences of transfers that differ: of copies that are asked for at once the first comes first."""
     outs = {transfer.out_after for transfer in transfers}
-    ins = {transfer.back_from for transfer in transfers}
+    ins = {transfer.back_from % length for transfer in transfers}
     is_decided = len(outs) + len(ins) == 2 * len(transfers)
     return iter([transfers]) if is_decided else itertools.permutations(transfers)
 
@@ -73,12 +78,13 @@ def least_seconds(step: Step, budget: int, link: Link, most: int = 6000) -> floa
     arrays = step.problem.problem.arrays
     own = step.problem.seconds
     best = math.inf
-    for executions, extra in sorted(sequences(step), key=lambda each: each[1]):
+    for executions, extra in sorted(sequences(step), key=operator.itemgetter(1)):
         if sum(own) + extra >= best:
             break
         there, accesses = resident(step, executions)
         seconds = [own[execution.operator] for execution in executions]
-        gaps = transfers_of(step, accesses)
+        length = len(executions)
+        gaps = transfers_of(step, accesses, length)
         if math.prod(len(ways) + 1 for ways in gaps) > most:
             return None
         for chosen in itertools.product(*([None, *ways] for ways in gaps)):
@@ -86,12 +92,12 @@ def least_seconds(step: Step, budget: int, link: Link, most: int = 6000) -> floa
             left = list(there)
             for transfer in transfers:
                 for timestep in range(transfer.gone_before, transfer.back_from):
-                    left[timestep] -= arrays[transfer.array].size_bytes
+                    left[timestep % length] -= arrays[transfer.array].size_bytes
             if max(left) > budget:
                 continue
-            for ordered in sequences_of_copies(transfers):
+            for ordered in sequences_of_copies(transfers, length):
                 sizes = [arrays[transfer.array].size_bytes for transfer in ordered]
-                best = min(best, simulate(seconds, ordered, sizes, link).seconds)
+                best = min(best, simulate_settled(seconds, ordered, sizes, link).seconds)
             if best <= sum(own) + extra:
                 break
     return best

@@ -12,7 +12,7 @@ from olla_solvers.recomputation.least_time import least_time
 from olla_solvers.recomputation.published.sequence import measure
 from olla_solvers.swapping.bounds import lower_bound_with_swaps
 from olla_solvers.swapping.least_time import WithinBudgetAndLink, least_time_with_swaps
-from olla_solvers.swapping.simulate import simulate
+from olla_solvers.swapping.simulate import simulate_settled
 from olla_solvers.swapping.transfers import Link, away_bytes, check
 from tests.olla_solvers.recomputation.simulate import check_answer
 from tests.olla_solvers.recomputation.steps import Step, chain, random_step
@@ -33,6 +33,8 @@ def check_plan(step: Step, answer: WithinBudgetAndLink, link: Link) -> None:
     arrays = step.problem.problem.arrays
     for transfer in answer.transfers:
         timesteps = accesses[transfer.array, transfer.copy]
+        if transfer.array in step.problem.lent - step.problem.renewed:
+            timesteps = [*timesteps, *(timestep + len(executions) for timestep in timesteps)]
         assert transfer.out_after in timesteps
         assert transfer.back_before in timesteps
         assert not any(transfer.out_after < timestep < transfer.back_before for timestep in timesteps)
@@ -40,7 +42,7 @@ def check_plan(step: Step, answer: WithinBudgetAndLink, link: Link) -> None:
     away = away_bytes(answer.transfers, sizes, len(executions))
     assert answer.peak_bytes == max(map(int.__sub__, there, away), default=0)
     seconds = [step.problem.seconds[execution.operator] for execution in executions]
-    simulation = simulate(seconds, answer.transfers, sizes, link)
+    simulation = simulate_settled(seconds, answer.transfers, sizes, link)
     assert answer.simulation == simulation
     extra = simulation.seconds - step.problem.step_seconds
     assert answer.extra_seconds == pytest.approx(extra, abs=1e-9)
@@ -48,12 +50,18 @@ def check_plan(step: Step, answer: WithinBudgetAndLink, link: Link) -> None:
         assert answer.bound.extra_seconds <= extra + 1e-9
 
 
-def check_seeds(seeds: range) -> tuple[int, int, int]:
+def check_seeds(seeds: range, *, most_operators: int = 7, lends: bool = False) -> tuple[int, int, int]:
     """Compare with every choice; return how many budgets can be met, are, and are met as fast."""
     possible = met = fastest = 0
     for seed in seeds:
         draw = random.Random(seed)
-        step = random_step(seed, 7)
+        step = random_step(seed, most_operators)
+        if lends:
+            step.problem = replace(
+                step.problem,
+                lent=frozenset({0, 1}),
+                renewed=frozenset(draw.choice(((), (), (0,), (1,)))),
+            )
         problem = step.problem
         speed = draw.choice((0.5, 1.0, 3.0, 10.0))
         link = Link(speed, draw.choice((speed, 2 * speed)), draw.choice((0.0, 0.0, 0.5)))
@@ -89,6 +97,19 @@ def test_answers_are_mostly_the_fastest_of_all_choices():
 @pytest.mark.slow
 def test_hundreds_of_answers_are_valid():
     possible, met, fastest = check_seeds(range(30, 600))
+    assert met >= 0.85 * possible
+    assert fastest >= 0.9 * met
+
+
+def test_answers_are_mostly_the_fastest_where_the_caller_lends_arrays():
+    possible, met, fastest = check_seeds(range(60), most_operators=6, lends=True)
+    assert met >= 0.85 * possible > 10
+    assert fastest >= 0.9 * met
+
+
+@pytest.mark.slow
+def test_hundreds_of_answers_are_valid_where_the_caller_lends_arrays():
+    possible, met, fastest = check_seeds(range(60, 400), most_operators=6, lends=True)
     assert met >= 0.85 * possible
     assert fastest >= 0.9 * met
 

@@ -1,5 +1,6 @@
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,19 @@ def test_the_program_finds_what_every_choice_contains_in_hundreds_of_steps(solve
     if not backends.is_installed(solver):
         pytest.skip(f"needs {solver}")
     assert check_seeds(solver, range(40, 400)) > 50
+
+
+@pytest.mark.skipif(not backends.is_installed("highs"), reason="needs HiGHS")
+def test_what_is_lent_stays_on_the_device_in_the_program():
+    problem, link = random_step(11, 6).problem, Link(3.0, 6.0)
+    lending = replace(problem, lent=frozenset({0, 1}))
+    assert lending.lent_bytes
+    budget = plain_peak(problem) - 1
+    kept = solve_with_fetches(problem, budget, link, solver="highs")
+    report = solve_with_fetches(lending, budget + lending.lent_bytes, link, solver="highs")
+    assert kept.outcome is report.outcome is backends.Outcome.OPTIMAL
+    assert report.bound_seconds == pytest.approx(kept.bound_seconds)
+    assert report.swapped.peak_bytes <= budget + lending.lent_bytes
 
 
 @pytest.mark.skipif(not backends.is_installed("highs"), reason="needs HiGHS")

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from olla_solvers.recomputation.problem import Execution
 from olla_solvers.swapping.choice import choose
+from olla_solvers.swapping.gaps import Gap
 from olla_solvers.swapping.schedule import within_budget, without_needless, without_stalls
-from olla_solvers.swapping.timeline import Gap, Timeline
+from olla_solvers.swapping.timeline import Timeline
 from olla_solvers.swapping.transfers import Link, check
 
 
@@ -98,7 +99,7 @@ def test_what_is_chosen_lowers_what_is_beyond_the_budget_without_stalls(timeline
     assert len(done.transfers) == len(chosen) == len(set(chosen))
 
     def beyond(resident):
-        return sum(max(0, each - budget) for each in resident)
+        return sum(max(0, size - budget) for size in resident)
 
     if chosen:
         assert beyond(done.resident_bytes) < beyond(timeline.resident_bytes)

@@ -316,7 +316,8 @@ class RetentionProgram:
         self.model.require(cost, "<=", 0)
 
     def _count_bytes(self, budget_bytes: Bytes) -> None:
-        """State that no run needs more than the budget."""
+        """State that no run needs more than the budget; what is lent is there all the time."""
+        budget_bytes -= self._instance.problem.lent_bytes
         arrays = self._instance.problem.problem.arrays
         workspaces = [operator.workspace_bytes for operator in self._instance.problem.problem.operators]
         unit_bytes = math.gcd(*(array.size_bytes for array in arrays), *workspaces) or 1

@@ -93,7 +93,7 @@ def measure(instance: Instance, executions: Sequence[Execution]) -> Recomputatio
 
 
 def resident_bytes(instance: Instance, executions: Sequence[Execution]) -> list[Bytes]:
-    """Return the bytes at each timestep of a sequence.
+    """Return the bytes at each timestep of a sequence, if nothing is elsewhere.
 
     Args:
         instance: the step.
@@ -108,6 +108,7 @@ def resident_bytes(instance: Instance, executions: Sequence[Execution]) -> list[
         for version in reads[timestep]:
             last[version] = timestep
     change = [0] * (len(executions) + 1)
+    change[0] = instance.problem.lent_bytes
     for version, timestep in first.items():
         size = _bytes(instance, version)
         change[timestep] += size

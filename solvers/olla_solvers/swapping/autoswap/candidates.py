@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from olla_solvers.problem import Bytes, Timestep
+from olla_solvers.swapping.gaps import Gap
 from olla_solvers.swapping.plan import LEAST_BYTES
-from olla_solvers.swapping.timed_step import Gap, TimedStep
+from olla_solvers.swapping.timed_step import TimedStep
 
 
 def candidates(step: TimedStep, least_bytes: Bytes = LEAST_BYTES) -> tuple[Gap, ...]:

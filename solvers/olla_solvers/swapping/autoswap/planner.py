@@ -13,8 +13,9 @@ from olla_solvers.swapping.autoswap.schedule import schedule
 from olla_solvers.swapping.autoswap.scores import Score, Values, all_scores, standardised
 from olla_solvers.swapping.autoswap.selection import select
 from olla_solvers.swapping.autoswap.weights import ROUNDS, Weights, best_weights, only
+from olla_solvers.swapping.gaps import Gap
 from olla_solvers.swapping.plan import LEAST_BYTES, SwapPlan, check_limit, plan_of
-from olla_solvers.swapping.timed_step import Gap, TimedStep
+from olla_solvers.swapping.timed_step import TimedStep
 from olla_solvers.swapping.transfers import Link
 
 

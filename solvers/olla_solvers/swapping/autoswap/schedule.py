@@ -20,7 +20,8 @@ import numpy as np
 
 from olla_solvers.problem import Bytes, Timestep
 from olla_solvers.recomputation.problem import Seconds
-from olla_solvers.swapping.timed_step import Gap, Loads, TimedStep, remove
+from olla_solvers.swapping.gaps import Gap, Loads, remove
+from olla_solvers.swapping.timed_step import TimedStep
 from olla_solvers.swapping.transfers import Link, Transfer
 
 _WALKED, _TAKEN = 3, 1
@@ -49,7 +50,7 @@ def schedule(
     stays = _Walk(step, gaps, starts, limit_bytes, link).run()
     _keep_limit(step, stays, limit_bytes)
     transfers = [
-        Transfer(stay.gap.first, stay.gone, stay.back, stay.gap.second, stay.gap.array)
+        Transfer(stay.gap.out_after, stay.gone, stay.back, stay.gap.back_before, stay.gap.array)
         for stay in stays
         if stay.gone < stay.back
     ]
@@ -66,23 +67,23 @@ def latest_starts(step: TimedStep, gaps: Sequence[Gap], link: Link) -> list[Time
         link: copies them in one after the other.
     """
     length, begins = step.length, step.begins
-    by_access = sorted(range(len(gaps)), key=lambda index: gaps[index].second % length)
+    by_access = sorted(range(len(gaps)), key=lambda index: gaps[index].back_before % length)
     starts = [0] * len(gaps)
     free = np.inf
     # From the end of the third step backwards; what the second needs is taken.
     for later in (2, 1):
         for index in reversed(by_access):
             gap = gaps[index]
-            needed = gap.second % length + later * length
+            needed = gap.back_before % length + later * length
             free = min(begins[needed], free) - link.in_seconds(gap.size_bytes)
             boundary = min(max(bisect_right(begins, free) - 1, 0), needed)
-            starts[index] = max(gap.second - (needed - boundary), gap.first + 1)
+            starts[index] = max(gap.back_before - (needed - boundary), gap.out_after + 1)
     return starts
 
 
 @dataclass(eq=False)
-class _Stay:
-    """An array's stay on the host in one of the walked steps.
+class _WalkedGap:
+    """A gap in one of the walked steps, and when its array is on the host.
 
     Attributes:
         gap: in which it is.
@@ -120,29 +121,29 @@ class _Walk:
         pairs = list(zip(gaps, starts, strict=True))
         self._stays = [
             [
-                _Stay(
+                _WalkedGap(
                     gap,
-                    gap.first + past,
-                    gap.second + past,
+                    gap.out_after + past,
+                    gap.back_before + past,
                     start + past,
-                    gap.second + past,
-                    gap.second + past,
+                    gap.back_before + past,
+                    gap.back_before + past,
                 )
                 for gap, start in pairs
             ]
             for past in range(0, _WALKED * step.length, max(step.length, 1))
         ]
         every = [stay for stays in self._stays for stay in stays]
-        self._by_first: dict[Timestep, list[_Stay]] = collections.defaultdict(list)
+        self._by_first: dict[Timestep, list[_WalkedGap]] = collections.defaultdict(list)
         for stay in every:
             self._by_first[stay.first].append(stay)
         self._to_come = collections.deque(sorted(every, key=lambda stay: stay.second))
         self._begin_where_there_is_room()
-        self._leaving: collections.deque[_Stay] = collections.deque()
+        self._leaving: collections.deque[_WalkedGap] = collections.deque()
         self._away_bytes = 0
         self._now = self._out_free = self._in_free = 0.0
 
-    def run(self) -> list[_Stay]:
+    def run(self) -> list[_WalkedGap]:
         """Return the stays of the step whose decisions are taken, counted from its beginning."""
         for timestep in range(len(self._load)):
             for stay in self._by_first.get(timestep - 1, ()):
@@ -183,7 +184,7 @@ class _Walk:
         stay.gone = timestep
         self._away_bytes += stay.gap.size_bytes
 
-    def _return(self, timestep: Timestep) -> list[_Stay]:
+    def _return(self, timestep: Timestep) -> list[_WalkedGap]:
         """Give those arrays memory again that may come back, and return those that must be copied in."""
         returning = []
         while self._to_come and self._to_come[0].start <= timestep:
@@ -205,7 +206,7 @@ class _Walk:
         return self._load[timestep] - self._away_bytes
 
 
-def _keep_limit(step: TimedStep, stays: Sequence[_Stay], limit_bytes: Bytes) -> None:
+def _keep_limit(step: TimedStep, stays: Sequence[_WalkedGap], limit_bytes: Bytes) -> None:
     """Let arrays be away as long as they can be where the load would pass the limit.
 
     The walked steps may differ a little, so that one step's decisions, repeated in each, need this at times.
@@ -219,5 +220,5 @@ def _keep_limit(step: TimedStep, stays: Sequence[_Stay], limit_bytes: Bytes) -> 
             is_there = moment is not None and not stay.gone <= moment < stay.back
             if is_there and load[timestep] > limit_bytes:
                 remove(load, stay.gone, stay.back, -stay.gap.size_bytes)
-                stay.gone, stay.back = stay.gap.first + 1, stay.gap.second
+                stay.gone, stay.back = stay.gap.out_after + 1, stay.gap.back_before
                 remove(load, stay.gone, stay.back, stay.gap.size_bytes)

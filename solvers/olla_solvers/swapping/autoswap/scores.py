@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from olla_solvers.recomputation.problem import Seconds
-from olla_solvers.swapping.timed_step import Gap, Loads, Moments, TimedStep, remove
+from olla_solvers.swapping.gaps import Gap, Loads, remove
+from olla_solvers.swapping.timed_step import Moments, TimedStep
 from olla_solvers.swapping.transfers import Link
 
 Values: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
@@ -48,7 +49,7 @@ def all_scores(step: TimedStep, gaps: Sequence[Gap], link: Link) -> Mapping[Scor
 
 def duration_of_absence(step: TimedStep, gap: Gap, link: Link) -> Seconds:
     """Return the seconds between two accesses less those of both copies; negative if these take longer."""
-    between = step.begins[gap.second] - step.begins[gap.first + 1]
+    between = step.begins[gap.back_before] - step.begins[gap.out_after + 1]
     return float(between - link.out_seconds(gap.size_bytes) - link.in_seconds(gap.size_bytes))
 
 
@@ -69,7 +70,7 @@ def weighted_durations(step: TimedStep, load: Loads, gaps: Sequence[Gap]) -> Val
         gaps: the candidates.
     """
     areas = _areas(step, load)
-    return np.array([areas[gap.second] - areas[gap.first + 1] for gap in gaps], dtype=np.float64)
+    return np.array([areas[gap.back_before] - areas[gap.out_after + 1] for gap in gaps], dtype=np.float64)
 
 
 def submodular_durations(step: TimedStep, gaps: Sequence[Gap]) -> Values:
@@ -78,8 +79,8 @@ def submodular_durations(step: TimedStep, gaps: Sequence[Gap]) -> Values:
     The one with the largest area is chosen and leaves the load, and so on.
     """
     values = np.zeros(len(gaps))
-    firsts = np.array([gap.first + 1 for gap in gaps], dtype=np.int64)
-    seconds = np.array([gap.second for gap in gaps], dtype=np.int64)
+    firsts = np.array([gap.out_after + 1 for gap in gaps], dtype=np.int64)
+    seconds = np.array([gap.back_before for gap in gaps], dtype=np.int64)
     is_left = np.ones(len(gaps), dtype=bool)
     load = step.load_bytes.copy()
     for _ in gaps:
@@ -89,7 +90,7 @@ def submodular_durations(step: TimedStep, gaps: Sequence[Gap]) -> Values:
         values[chosen] = between[chosen]
         is_left[chosen] = False
         gap = gaps[chosen]
-        remove(load, gap.first + 1, gap.second, gap.size_bytes)
+        remove(load, gap.out_after + 1, gap.back_before, gap.size_bytes)
     return values
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from olla_solvers.problem import Bytes
-from olla_solvers.swapping.timed_step import Gap, TimedStep, remove
+from olla_solvers.swapping.gaps import Gap, remove
+from olla_solvers.swapping.timed_step import TimedStep
 
 
 def select(
@@ -28,6 +29,6 @@ def select(
         if load.max(initial=0) <= limit_bytes:
             break
         gap = gaps[index]
-        remove(load, gap.first + 1, gap.second, gap.size_bytes)
+        remove(load, gap.out_after + 1, gap.back_before, gap.size_bytes)
         selected.append(gap)
     return tuple(selected)

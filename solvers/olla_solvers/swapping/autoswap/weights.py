@@ -38,7 +38,7 @@ RANDOM_ROUNDS = 6
 
 def only(score: Score) -> Weights:
     """Return the weights of one score alone."""
-    return {each: float(each is score) for each in Score}
+    return {other: float(other is score) for other in Score}
 
 
 def best_weights(

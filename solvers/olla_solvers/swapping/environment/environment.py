@@ -36,7 +36,8 @@ from olla_solvers.swapping.environment.features import Features, edge_weights, n
 from olla_solvers.swapping.environment.layout import Layout, Layouts, Numbers, removed_states
 from olla_solvers.swapping.environment.operations import edges_of, operations_of
 from olla_solvers.swapping.environment.plan import SwappedStep, swapped_step
-from olla_solvers.swapping.environment.timetable import Stay, Timetable, least_bytes, timetable
+from olla_solvers.swapping.environment.timetable import Timetable, least_bytes, timetable
+from olla_solvers.swapping.gaps import Gap
 from olla_solvers.swapping.transfers import Link
 
 LEAST_SHARE = 1 / 1000
@@ -259,7 +260,7 @@ class Environment:
         for node, asked in game.copies.items():
             action, after = self.actions[node], layout.timestep_of[asked]
             if game.needed[node] > after + 1:
-                stays.append(Stay(game.needed[node], action.arrays[0], after, action.size_bytes))
+                stays.append(Gap(after, game.needed[node], action.arrays[0], action.size_bytes))
         game.least = least_bytes(layout.resident_bytes, stays)
         game.timetable = timetable(layout.seconds, layout.resident_bytes, stays, self.link, self.limit_bytes)
 

@@ -17,8 +17,9 @@ from olla_solvers.swapping.autoswap.schedule import latest_starts, schedule
 from olla_solvers.swapping.autoswap.scores import Score
 from olla_solvers.swapping.autoswap.selection import select
 from olla_solvers.swapping.autoswap.weights import only
+from olla_solvers.swapping.gaps import Gap, remove
 from olla_solvers.swapping.plan import plan_of
-from olla_solvers.swapping.timed_step import Gap, TimedStep, remove
+from olla_solvers.swapping.timed_step import TimedStep
 from olla_solvers.swapping.transfers import Link, Transfer
 from tests.olla_solvers.swapping.swapped_steps import check, links, timed_steps
 
@@ -57,7 +58,11 @@ def selected() -> tuple[Gap, ...]:
 
 def test_the_example_of_figure_7_with_a_link_that_is_fast_enough():
     assert FIGURE_7.peak_bytes == 120
-    assert [(gap.array, gap.first, gap.second) for gap in selected()] == [(0, 1, 10), (1, 2, 9), (2, 3, 8)]
+    assert [(gap.array, gap.out_after, gap.back_before) for gap in selected()] == [
+        (0, 1, 10),
+        (1, 2, 9),
+        (2, 3, 8),
+    ]
     # A copy takes as long as an operator: each is done before the load would pass 60.
     link = Link(20.0, 20.0)
     plan = plan_of(FIGURE_7, schedule(FIGURE_7, selected(), 60, link), link)
@@ -92,8 +97,8 @@ def least_extra_seconds(step: TimedStep, gaps: Sequence[Gap], limit_bytes: int, 
         [
             None,
             *(
-                Transfer(gap.first, gone, back, gap.second, gap.array)
-                for gone, back in itertools.combinations(range(gap.first + 1, gap.second + 1), 2)
+                Transfer(gap.out_after, gone, back, gap.back_before, gap.array)
+                for gone, back in itertools.combinations(range(gap.out_after + 1, gap.back_before + 1), 2)
             ),
         ]
         for gap in gaps
@@ -115,7 +120,7 @@ def is_within(step: TimedStep, chosen: Sequence[Transfer | None], limit_bytes: i
 
 def test_copies_in_are_scheduled_backwards_one_after_the_other():
     gaps = candidates(FIGURE_7, least_bytes=1)
-    assert [(gap.first, gap.second) for gap in gaps] == [(1, 10), (2, 9), (3, 8), (4, 7)]
+    assert [(gap.out_after, gap.back_before) for gap in gaps] == [(1, 10), (2, 9), (3, 8), (4, 7)]
     # A copy takes a timestep and a half; the last one has time for one timestep alone.
     assert latest_starts(FIGURE_7, gaps, Link(20.0, 20 / 1.5)) == [8, 7, 5, 5]
     # Copies that would begin in the step before begin as soon as they can.

@@ -16,7 +16,8 @@ from olla_solvers.swapping.autoswap.scores import (
     standardised,
     submodular_durations,
 )
-from olla_solvers.swapping.timed_step import Gap, TimedStep
+from olla_solvers.swapping.gaps import Gap
+from olla_solvers.swapping.timed_step import TimedStep
 from olla_solvers.swapping.transfers import Link
 from tests.olla_solvers.swapping.swapped_steps import links, timed_steps
 
@@ -40,7 +41,7 @@ def test_candidates_are_large_and_wait_across_the_peak():
         Array("momentum", 6 * MIB, None, (7,), ArrayKind.STATIC),
     )
     gaps = candidates(step)
-    assert [(gap.array, gap.first, gap.second) for gap in gaps] == [
+    assert [(gap.array, gap.out_after, gap.back_before) for gap in gaps] == [
         (0, 0, 7),
         (1, 2, 6),
         (6, 1, 6),
@@ -79,7 +80,7 @@ def test_scores_of_an_example():
 
 
 def test_of_arrays_that_are_needed_too_soon_a_large_one_has_the_larger_area():
-    small, large = Gap(0, 10, 0, 2), Gap(1, 20, 0, 2)
+    small, large = Gap(0, 2, 0, 10), Gap(0, 2, 1, 20)
     assert area_of_absence(-3.0, small) < area_of_absence(-3.0, large) < 0
 
 
@@ -94,13 +95,13 @@ def test_scores_follow_their_definitions(step, link):
     def area(gap, load):
         return sum(
             load[moment % step.length] * step.durations[moment % step.length]
-            for moment in range(gap.first + 1, gap.second)
+            for moment in range(gap.out_after + 1, gap.back_before)
         )
 
     load = step.load_bytes.tolist()
     for index, gap in enumerate(gaps):
         copies = gap.size_bytes / link.out_bytes_per_second + gap.size_bytes / link.in_bytes_per_second
-        duration = clock[gap.second] - clock[gap.first + 1] - copies
+        duration = clock[gap.back_before] - clock[gap.out_after + 1] - copies
         assert scores[Score.DURATION][index] == pytest.approx(duration)
         by_size = duration * gap.size_bytes if duration >= 0 else duration / gap.size_bytes
         assert scores[Score.AREA][index] == pytest.approx(by_size)
@@ -113,7 +114,7 @@ def test_scores_follow_their_definitions(step, link):
         chosen = max(left, key=lambda index: values[index])
         assert values[chosen] == pytest.approx(largest) == pytest.approx(area(left[chosen], load))
         gap = left.pop(chosen)
-        for moment in range(gap.first + 1, gap.second):
+        for moment in range(gap.out_after + 1, gap.back_before):
             load[moment % step.length] -= gap.size_bytes
 
 

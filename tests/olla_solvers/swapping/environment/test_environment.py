@@ -12,7 +12,8 @@ from olla_solvers.errors import OptionError
 from olla_solvers.swapping.environment.actions import NOTHING
 from olla_solvers.swapping.environment.environment import Environment
 from olla_solvers.swapping.environment.operations import OperationKind
-from olla_solvers.swapping.environment.timetable import Stay, least_bytes, timetable
+from olla_solvers.swapping.environment.timetable import least_bytes, timetable
+from olla_solvers.swapping.gaps import Gap
 from olla_solvers.swapping.simulate import simulate
 from olla_solvers.swapping.transfers import Link, away_bytes, check
 from tests.olla_solvers.recomputation.simulate import Simulation, check_answer
@@ -155,7 +156,7 @@ def test_what_was_copied_is_not_removed():
 def test_copies_in_come_early_if_they_fit():
     """Fifty bytes are beside the array until timestep 4."""
     resident = np.array([50, 60, 60, 60, 30, 30, 30, 30])
-    stay = Stay(needed=7, array=0, out_after=0, size_bytes=10)
+    stay = Gap(out_after=0, back_before=7, array=0, size_bytes=10)
     # With room enough it comes back right after it has gone; it needs no such trip then.
     for limit, back in ((60, 3), (50, 4)):
         table = timetable([1.0] * 8, resident, [stay], Link(10.0, 10.0), limit)
@@ -175,12 +176,13 @@ def test_the_timetable_is_the_simulators():
             out, needed = sorted(draw.sample(range(length), 2))
             if needed > out + 1:
                 size = draw.randint(1, 9)
-                stays.append(Stay(needed, array, out, size))
+                stays.append(Gap(out, needed, array, size))
                 resident[out : needed + 1] += size
         limit = draw.randint(0, int(resident.max()))
         link = Link(draw.choice((1.0, 3.0)), draw.choice((1.0, 3.0)))
         table = timetable(seconds, resident, stays, link, limit)
-        sizes = [stay.size_bytes for stay in sorted(stays)]
+        by_need = sorted(stays, key=lambda gap: (gap.back_before, gap.array, gap.out_after))
+        sizes = [gap.size_bytes for gap in by_need]
         simulation = simulate(seconds, table.transfers, sizes, link)
         assert table.seconds == pytest.approx(simulation.seconds)
         assert table.out_ends == pytest.approx([end for _, end in simulation.out_spans])
