@@ -179,8 +179,8 @@ def _make(
         runs[top] += 1
         demanded[top] = position
         seconds += flat.unit_seconds[top]
-        for each in range(flat.unit_starts[top], flat.unit_starts[top + 1]):
-            operator = flat.unit_operators[each]
+        for maker in range(flat.unit_starts[top], flat.unit_starts[top + 1]):
+            operator = flat.unit_operators[maker]
             versions, taken = _run(flat, trace, operator, runs[top], timestep, versions, taken)
             timestep += 1
     return timestep, versions, taken, seconds

@@ -11,7 +11,8 @@ from olla_solvers.recomputation.instance import prepare
 from olla_solvers.recomputation.least_time import least_time
 from olla_solvers.recomputation.published.sequence import measure
 from olla_solvers.swapping.bounds import lower_bound_with_swaps
-from olla_solvers.swapping.least_time import WithinBudgetAndLink, least_time_with_swaps
+from olla_solvers.swapping.joint_planner import WithinBudgetAndLink
+from olla_solvers.swapping.least_time import least_time_with_swaps
 from olla_solvers.swapping.simulate import simulate_settled
 from olla_solvers.swapping.transfers import Link, away_bytes, check
 from tests.olla_solvers.recomputation.simulate import check_answer

@@ -20,14 +20,14 @@ from olla_solvers.swapping.autoswap.scores import Score
 from olla_solvers.swapping.autoswap.weights import only
 from olla_solvers.swapping.choice import choose
 from olla_solvers.swapping.gaps import Gap, part_of, remove
+from olla_solvers.swapping.joint_planner import WithinBudgetAndLink
 from olla_solvers.swapping.least_time import (
-    WithinBudgetAndLink,
     least_time_of_swaps,
     least_time_with_swaps,
-    stays_of,
 )
 from olla_solvers.swapping.plan import plan_of
 from olla_solvers.swapping.schedule import within_budget, without_stalls
+from olla_solvers.swapping.stays import stays_of
 from olla_solvers.swapping.timed_step import TimedStep
 from olla_solvers.swapping.timeline import Timeline, timeline
 from olla_solvers.swapping.transfers import Link, check
