@@ -1,6 +1,7 @@
 """Masks are drawn again from the generator's state, where a budget needs their memory."""
 
 import operator
+from functools import partial
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from olla_fx.fx_graph import IN_BACKWARD, draws_random_numbers
 from olla_fx.passes.repeatable import DRAWN_AGAIN
 from olla_fx.passes.repetitions import OperatorRun, repeat_operators
 from tests.olla_fx.costs.nodes import node_of
-from tests.olla_fx.helpers import sgd
+from tests.olla_fx.harness import OwnLoop, WholeStep
+from tests.olla_fx.helpers import Written, sgd
+from tests.olla_fx.recomputation.dropping import Dropping
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -121,3 +124,52 @@ def test_a_state_is_kept_for_an_attention_that_drops_alone(rate):
     drawn_again = DRAWN_AGAIN[flash]
     assert (draws.random_state in targets) == (drawn_again in targets) == bool(rate)
     assert targets.count(flash) == (1 if rate else 2)
+
+
+def noisy(self, x):
+    """Draws of all kinds, in checkpoints, of nothing, and of tensors that lie in memory in other ways."""
+    x = self.first(torch.cat([x, F.dropout(x[:0], 0.5)]))
+    x = (x * torch.randn_like(x).mul_(0.1).add_(1)).sigmoid()
+    x = F.dropout(x, 0.3) + torch.rand(x.shape, device=x.device) * x
+    x = F.dropout(x.t(), 0.4).t().tanh() * torch.bernoulli(x.detach().clamp(0, 1))
+    x = F.dropout(x, 0.0) + F.dropout(x, 1.0)
+    x = torch.utils.checkpoint.checkpoint(self.middle, x, use_reentrant=False)
+    x = x * torch.empty_like(x).exponential_() + x.sin() * torch.empty_like(x).uniform_(-1, 1)
+    x = F.dropout(x.expand(2, -1, -1), 0.5).sum(0)
+    return self.last(F.gelu(F.dropout(F.alpha_dropout(x, 0.2), 0.1, True, True)))
+
+
+def noisy_model_and_batches():
+    torch.manual_seed(0)
+    middle = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.2), nn.Tanh(), nn.Dropout(0.3), nn.Sigmoid())
+    model = Written(noisy, first=nn.Linear(6, 64), middle=middle, last=nn.Linear(64, 5))
+    return model, [(torch.randn(32, 6), torch.randint(5, (32,))) for _ in range(3)]
+
+
+@pytest.mark.parametrize("rewrites", ["none", "all"])
+def test_all_kinds_of_draws_in_a_whole_step(rewrites, monkeypatch):
+    dropping = Dropping(monkeypatch)
+    dropping(share=0.8, again=0.5)
+    model, batches = noisy_model_and_batches()
+    WholeStep(model, sgd, batches[0], rewrites=rewrites).run(batches)
+    assert sum(draws.AGAIN in target for target in dropping.repeated[0]) > 4
+
+
+def forwards_then_backwards(called, model, x, y):
+    losses = [F.cross_entropy(called(x + number), y) for number in range(2)]
+    for loss, again in (*zip(losses, (True, False), strict=True), (losses[0], False)):
+        torch.rand(3)
+        loss.backward(retain_graph=again)
+    return [loss.detach() for loss in losses]
+
+
+def test_all_kinds_of_draws_in_forwards_of_several_backwards(monkeypatch):
+    dropping = Dropping(monkeypatch)
+    model, batches = noisy_model_and_batches()
+    pair = OwnLoop(model, batches[0][:1])
+    for x, y in batches:
+        pair.zero_grad()
+        pair.run_loop(partial(forwards_then_backwards, x=x, y=y))
+        pair.update()
+    pair.compare()
+    assert sum(draws.AGAIN in target for target in dropping.repeated[0]) > 4
