@@ -28,6 +28,9 @@ aten = torch.ops.aten
 AGAIN = "_drawn_again"
 """How the names of operators end that draw again."""
 
+FROM_STATE = ("generator_state", "generator_device")
+"""What these are given in front of the arguments of the first run."""
+
 _RANDOM = (torch.Tag.nondeterministic_seeded,)
 """Keeps an operator in order among random draws."""
 
@@ -80,19 +83,19 @@ def drawn_again(original: Any) -> Any:
     Args:
         original: draws by a device's own generator, and writes to none of its arguments.
     """
-    overload = overload_name(original)
-    name = plain_name(original) if overload == "default" else f"{plain_name(original)}_{overload}"
-    schema = str(schema_of(original))
+    name, overload = f"{plain_name(original)}{AGAIN}", overload_name(original)
+    name, schema = name if overload == "default" else f"{name}.{overload}", str(schema_of(original))
 
-    def run(state: torch.Tensor, generator: torch.device, *arguments: Any, **named: Any) -> Any:
-        with _from_state(state, generator):
+    def run(state: torch.Tensor, device: torch.device, /, *arguments: Any, **named: Any) -> Any:
+        with _from_state(state, device):
             return original(*arguments, **named)
 
-    def fake(state: torch.Tensor, generator: torch.device, *arguments: Any, **named: Any) -> Any:
+    def fake(state: torch.Tensor, device: torch.device, /, *arguments: Any, **named: Any) -> Any:
         return original(*arguments, **named)
 
+    state, generator = FROM_STATE
     arguments = schema[schema.index("(") + 1 :]
-    return define_new(f"{name}{AGAIN}", f"(Tensor state, Device generator, {arguments}", run, fake)
+    return define_new(name, f"(Tensor {state}, Device {generator}, {arguments}", run, fake)
 
 
 def _draw_mask(size: Sequence[int], stride: Sequence[int], p: float, device: torch.device) -> torch.Tensor:

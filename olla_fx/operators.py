@@ -48,7 +48,7 @@ def define_new(
     """Define an operator with a schema of its own.
 
     Args:
-        name: in the namespace ``olla_fx``.
+        name: in the namespace ``olla_fx``, with that of an overload behind a point if there is one.
         schema: without the name.
         run: what it does on every device.
         fake: what it returns on fake tensors.
@@ -57,7 +57,8 @@ def define_new(
     _library.define(f"{name}{schema}", tags=tuple(tags))  # type: ignore[no-untyped-call]
     _library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"olla_fx::{name}", fake, lib=_library)
-    return getattr(torch.ops.olla_fx, name).default
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.olla_fx, packet), overload or "default")
 
 
 def _define(

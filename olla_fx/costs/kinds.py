@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from olla_fx.draws import AGAIN
+from olla_fx.draws import AGAIN, FROM_STATE
 from olla_fx.fx_graph import (
     draws_random_numbers,
     given_arguments,
@@ -75,11 +75,16 @@ def _groups(node: fx.Node) -> int:
 def kind_of(node: fx.Node) -> str:
     """Return a digest of all that the time of an operator depends on, its device aside.
 
-    Where its results lie is no part of it: in place, in memory that is given, or in memory of its own.
+    Where its results lie is no part of it: in place, in memory that is given, or in memory of its own. Nor is
+    the state from which random numbers are drawn again.
     """
     if isinstance(node.target, OpOverload):
-        name, arguments = operator_name(node), given_arguments(node)
-        given = [(argument.name, _described(value)) for argument, value in arguments if not argument.is_out]
+        name = operator_name(node)
+        given = [
+            (argument.name, _described(value))
+            for argument, value in given_arguments(node)
+            if not argument.is_out and argument.name not in FROM_STATE
+        ]
     else:
         name, given = str(node.target), [("", _described([node.args, *node.kwargs.values()]))]
     results = _described(node.meta.get("val"))

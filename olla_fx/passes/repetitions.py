@@ -33,6 +33,7 @@ from olla_fx.fx_graph import (
     REPEATED,
     SOURCE,
     Layout,
+    draws_random_numbers,
     forward_backward_boundary,
     is_free,
     storages_of,
@@ -232,7 +233,7 @@ class _Inserter:
         from_statistics = self._repeatable.from_statistics(node)
         if from_statistics is not None:
             target, args = from_statistics.target, list(from_statistics.args)
-        elif node.target in DRAWN_AGAIN:
+        elif draws_random_numbers(node):
             target, args = DRAWN_AGAIN[node.target], [self._state_before(node), self._device, *args]
         elif has_statistics(node):
             if target is aten._native_batch_norm_legit.default:

@@ -6,9 +6,9 @@ makes it. In the graph with the repetitions (:func:`~olla_fx.recomputation.probl
 them is an operator with arrays of its own, some operators do the work of two, and results may lie over
 arguments. There the transfers are those of an ordinary step, for :func:`olla_fx.swapping.with_transfers`.
 
-A repetition may read what the first run has made beside its result: the mask of a dropout, the statistics of
-a batch norm. The planner does not count that as an access, since who reads these later keeps them anyway;
-on the host they must be back for it, so such an array comes back earlier than was planned, or stays.
+A repetition may read what the first run has made beside its result: the statistics of a batch norm. The
+planner does not count that as an access, since who reads these later keeps them anyway; on the host they must
+be back for it, so such an array comes back earlier than was planned, or stays.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def test_other_types(dtype, dropping):
     WholeStep(MODELS["residual"][0]().to(dtype), sgd, batches[0]).run(batches)
     repeated = set(dropping.repeated[0])
     wide = {"olla_fx.dropout_mask_drawn_again.default", "olla_fx.dropout_backward.default"}
-    again = wide if dtype is torch.float64 else {"olla_fx.bernoulli_p_drawn_again.default"}
+    again = wide if dtype is torch.float64 else {"olla_fx.bernoulli_drawn_again.p"}
     assert again <= repeated
 
 
