@@ -123,6 +123,11 @@ class NotingInterpreter(fx.Interpreter):
             numbers: attributes of the graph module that are others in this run.
         """
         super().__init__(graph_module, garbage_collect_values=True)
+        # What a random operator draws for nobody is kept otherwise, as it has no last use.
+        unread = (node for node in self.graph.nodes if not node.users and node.op != "output")
+        self.user_to_last_uses.update(
+            {node: [*self.user_to_last_uses.get(node, ()), node] for node in unread}
+        )
         self.extra_traceback = False  # an error says what eager's says; a note names the operator
         self._operators = operators
         self._device = device
