@@ -28,7 +28,7 @@ import torch
 from budget_pytorch import points_by_pytorch
 from budget_steps import STEPS, Step, checkpointed_step, short, step_to_plan
 from budget_swapping import by_swapping, processor_seconds, swapping_tables
-from budget_tables import LIMITS, SHARES, compared, plot, tables
+from budget_tables import LIMITS, SHARES, compared, of_experiments, plot, tables
 
 from olla_solvers.problem import Bytes
 from olla_solvers.recomputation.least_time import WithinBudget, curve
@@ -77,7 +77,10 @@ def measure(name: str, batch: int, options: argparse.Namespace, rewrites: str, k
         "pytorch": lambda: by_pytorch(step, PYTORCH_BUDGETS if is_small else PYTORCH_BUDGETS[::6]),
         "blocks": lambda: by_blocks(step, name, batch, options.device, rewrites),
         "ours": lambda: by_ours(
-            step.problems, plain, [point[0] for point in compared(known)], ROUNDS if is_small else 2
+            step.problems,
+            plain,
+            [*(point[0] for point in compared(known)), *of_experiments(short(name), batch, rewrites)],
+            ROUNDS if is_small else 2,
         ),
         "swapping": lambda: (
             known.get("swapping", {}) | by_swapping(step.problems, plain, options.links, options.seconds)

@@ -62,6 +62,12 @@ def compared(known: Figures) -> list[tuple[int, float, str]]:
     return [plan for plans in _groups(known) for plan in plans]
 
 
+def of_experiments(model: str, batch: int, rewrites: str) -> list[int]:
+    """Return the memory that earlier experiments needed of the same step, for comparisons at equal memory."""
+    sizes = EXPERIMENTS.get(f"{model} {batch}", ()) if rewrites == "none" else ()
+    return [int((size + 0.5) * MIB) for size in sizes if size]
+
+
 def _groups(known: Figures) -> list[list[tuple[int, float, str]]]:
     groups = [_best(known, known.get(part, {})) for part in ("pytorch", "published")]
     if known.get("blocks"):

@@ -13,7 +13,17 @@ from olla_solvers.problem import Bytes, OperatorIndex, Timestep
 from olla_solvers.recomputation.compiled import as_arrays, compiled_walk
 from olla_solvers.recomputation.instance import MOST_RUNS, Flat, Instance
 from olla_solvers.recomputation.problem import Execution, Recomputation, Seconds
-from olla_solvers.recomputation.walk import KEPT, MOMENTS_FROM, MOST_MOMENTS, NEVER, ONCE, Trace, excess, walk
+from olla_solvers.recomputation.walk import (
+    ALWAYS,
+    KEPT,
+    MOMENTS_FROM,
+    MOST_MOMENTS,
+    NEVER,
+    ONCE,
+    Trace,
+    excess,
+    walk,
+)
 
 States = list[int]
 """The state of each unit, see :mod:`olla_solvers.recomputation.walk`."""
@@ -123,6 +133,29 @@ class Evaluator:
                 states[unit] = sum(bits[place] for place in places)
         return states
 
+    def states_from(self, other: Evaluator, states: Sequence[int]) -> States | None:
+        """Return states of another order here, with moments in front of the same operators.
+
+        Args:
+            other: the evaluator of the order, which has the same units.
+            states: of each unit.
+
+        Returns:
+            None if that would be more moments than compiled code has.
+        """
+        order = other.instance.problem.order
+        here = {operator: position for position, operator in enumerate(self.instance.problem.order)}
+        dropped = [_moments(state) for state in states]
+        used = sorted({moment for moments in dropped for moment in moments})
+        positions = [here[order[other.flat.moments[moment]]] for moment in used]
+        if len({*self.flat.moments, *positions}) > MOST_MOMENTS:
+            return None
+        place_of = {moment: place for place, moment in enumerate(used)}
+        translated = self.states_of(
+            positions, [[place_of[moment] for moment in moments] for moments in dropped]
+        )
+        return [state if state <= ALWAYS else there for state, there in zip(states, translated, strict=True)]
+
     def for_compiled_code(self) -> tuple[Flat, Trace]:
         """Return the step in arrays, and a trace with room for the longest sequence."""
         return as_arrays(self.flat), as_arrays(_room(self.instance.flat))
@@ -177,6 +210,12 @@ class Evaluator:
                 newest[operator] = copy
             executions.append(Execution(operator, copy, tuple(sources)))
         return tuple(executions)
+
+
+def _moments(state: int) -> list[int]:
+    """Return at which moments a unit in a state is dropped."""
+    bits = state >> MOMENTS_FROM
+    return [moment for moment in range(bits.bit_length()) if bits >> moment & 1]
 
 
 def plain_states(instance: Instance) -> States:

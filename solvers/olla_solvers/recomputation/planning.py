@@ -51,6 +51,18 @@ LEAST_ANNEALED_STEPS = 60_000
 NEARLY = 1.05
 """Times the budget: states within it say what an order promises."""
 
+FAR_IN_STEPS, FAR_FROM_PROVEN = 0.003, 0.03
+"""Shares of the step's seconds and of those that are proven by which states are slower that are far."""
+
+MOST_EXCHANGES, MOST_FRUITLESS = 6, 2
+"""How often orders go on from each other's states, and how often in a row for nothing."""
+
+MOST_EXCHANGED_OPERATORS = 3000
+"""In longer steps, bringing the states of another order within a budget takes many seconds."""
+
+SEEDS_APART = 100
+"""More than one search uses."""
+
 PROGRAMS_WORK = 0.6
 """Of the solver, for integer programs of one budget at the usual effort; see
 :attr:`olla_solvers.ilp.backends.Solution.work`."""
@@ -185,6 +197,8 @@ class Planner:
                     search.meet(budget_bytes, round(SHARE_OF_PROPOSALS * self._walks))
                 if not self._is_compiled and not self._is_settled(budget_bytes):
                     search.improve(budget_bytes, self._tries, self._seed)
+            if self._is_far(budget_bytes):
+                self._compile()
             if self._is_compiled and not self._is_settled(budget_bytes):
                 self._improve(budget_bytes)
         except DeadlinePassedError:
@@ -196,29 +210,57 @@ class Planner:
         search = self._best_search(round(NEARLY * budget_bytes))
         search.meet(budget_bytes, len(self._searches) * self._walks)
         self._best_search(budget_bytes).improve(budget_bytes, self._tries, self._seed)
+        fruitless = 0
+        for turn in range(MOST_EXCHANGES if self._operators <= MOST_EXCHANGED_OPERATORS else 0):
+            if fruitless == MOST_FRUITLESS or not self._is_far(budget_bytes):
+                return
+            before = self._fastest(budget_bytes)[1]
+            self._exchange(budget_bytes, self._seed + (turn + 1) * SEEDS_APART)
+            after = self._fastest(budget_bytes)[1]
+            fruitless = fruitless + 1 if after is before else 0
+
+    def _exchange(self, budget_bytes: Bytes, seed: int) -> None:
+        """Go on in all orders from the best states of any: what none meets by itself, another may show."""
+        best = self._best_search(budget_bytes)
+        states = (best.pool.fastest(budget_bytes) or best.pool.lowest).states
+        for search in self._searches:
+            if search is not best and search.has_units_of(best):
+                search.try_states_of(best, states)
+            search.meet(budget_bytes, self._walks)
+            search.improve(budget_bytes, self._tries, seed)
 
     def _start(self) -> None:
         """Find where the searches begin, once for all budgets."""
         if self._is_started:
             return
         self._is_started = True
-        is_wanted = self._may_compile and self.is_worth_compiling
-        self._is_compiled = is_compiled = is_wanted and compiled.is_ready(self._deadline)
-        if is_compiled:
-            for search in self._searches:
-                search.compile()
-        walks = round(self._effort * self._usual_walks(is_compiled=is_compiled))
-        self._walks = walks // len(self._searches)
-        self._tries = round(SHARE_OF_ANNEALING * self._walks)
-        if is_compiled:
-            self._tries = round(self._effort * MOST_COMPILED_STEPS) // self._operators
-        elif self._effort >= WORTH_IN_SMALL_STEPS:
-            self._tries = max(self._tries, round(self._effort * LEAST_ANNEALED_STEPS) // self._operators)
+        if self.is_worth_compiling:
+            self._compile()
+        self._share_effort()
         corners: list[Cut] = []
         for instance, search in zip(self._instances, self._searches, strict=True):
             if not corners or instance.units.arrays != self._instances[0].units.arrays:
                 corners = search.corners()
             search.find_starts(corners, round(SHARE_OF_STARTS * self._walks))
+
+    def _compile(self) -> None:
+        """Have numba compile walks from now on, if that is allowed and possible."""
+        if self._is_compiled or not self._may_compile or not compiled.is_ready(self._deadline):
+            return
+        self._is_compiled = True
+        for search in self._searches:
+            search.compile()
+        self._share_effort()
+
+    def _share_effort(self) -> None:
+        """Set how many walks an order has for a budget, and how many annealing makes."""
+        walks = round(self._effort * self._usual_walks(is_compiled=self._is_compiled))
+        self._walks = walks // len(self._searches)
+        self._tries = round(SHARE_OF_ANNEALING * self._walks)
+        if self._is_compiled:
+            self._tries = round(self._effort * MOST_COMPILED_STEPS) // self._operators
+        elif self._effort >= WORTH_IN_SMALL_STEPS:
+            self._tries = max(self._tries, round(self._effort * LEAST_ANNEALED_STEPS) // self._operators)
 
     def _usual_walks(self, *, is_compiled: bool) -> int:
         most, least = (
@@ -234,6 +276,13 @@ class Planner:
             evaluated is not None
             and evaluated.extra_seconds <= self.bound(budget_bytes).extra_seconds + slack
         )
+
+    def _is_far(self, budget_bytes: Bytes) -> bool:
+        """Return True if states within a budget are much slower than is proven, or there are none."""
+        evaluated = self._fastest(budget_bytes)[1]
+        proven = self.bound(budget_bytes).extra_seconds
+        slack = max(FAR_IN_STEPS * self._step_seconds, FAR_FROM_PROVEN * proven)
+        return evaluated is None or evaluated.extra_seconds > proven + slack
 
     def _is_beaten(self, budget_bytes: Bytes, most_seconds: Seconds) -> bool:
         """Return True if it is proven that repetitions take more seconds than these."""

@@ -79,6 +79,25 @@ class Search:
         self.pool.add(evaluated)
         return evaluated
 
+    def has_units_of(self, other: Search) -> bool:
+        """Return True if the same may run again in another order."""
+        here, there = self._instance.units, other._instance.units
+        return here.arrays == there.arrays and here.operators == there.operators
+
+    def try_states_of(self, other: Search, states: States) -> None:
+        """Evaluate states that were found for another order of the same units, if they can be stated here.
+
+        Args:
+            other: the search that found them.
+            states: of each unit.
+
+        Raises:
+            DeadlinePassedError: if the deadline passes.
+        """
+        translated = self.evaluator.states_from(other.evaluator, states)
+        if translated is not None:
+            self.try_states(translated)
+
     def corners(self) -> list[Cut]:
         """Return corners of the curve of minimum cuts, which are the same for all orders of equal units."""
         return Cuts(choice_of_units(self._instance), self._deadline).curve(MOST_CORNERS)

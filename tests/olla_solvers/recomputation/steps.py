@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from olla_solvers.problem import Array, ArrayKind, Operator, Problem
 from olla_solvers.recomputation.problem import RecomputationProblem
@@ -193,3 +193,42 @@ class _Maker:
                 fine = fine and kernel.writes <= {index}
             result.append(tuple(makers) if fine else ())
         return tuple(result)
+
+
+def u_shaped(levels: int) -> tuple[RecomputationProblem, RecomputationProblem]:
+    """A network down and up whose large results are read at both ends, with updates at the end, and early."""
+    count = 2 * levels
+    arrays = []
+    for number in range(count):
+        opposite = count - 1 - number
+        readers = {number + 1, count + opposite} | (
+            {opposite, count + number} if number < levels - 1 else set()
+        )
+        arrays.append(Array(f"x{number}", _u_shaped_bytes(number, count), number, tuple(sorted(readers))))
+    for number in range(count):
+        backward = count + number
+        if number + 1 < count:
+            size_bytes = _u_shaped_bytes(count - 1 - number, count)
+            arrays.append(Array(f"g{number}", size_bytes, backward, (backward + 1,)))
+        arrays.append(Array(f"w{number}", 15, backward, (backward + count,)))
+    names = [f"{kind}{number}" for kind in "fbu" for number in range(count)]
+    forward, backward = (
+        [first + number * 7 % 5 for number in range(start, start + count)]
+        for first, start in ((1.0, 0), (2.0, count))
+    )
+    late = RecomputationProblem(
+        Problem(tuple(map(Operator, names)), tuple(arrays)),
+        tuple(range(3 * count)),
+        (*forward, *backward, *([0.1] * count)),
+        tuple((array.producer,) if array.name.startswith("x") else () for array in arrays),
+        tuple(int(operator >= count) for operator in range(3 * count)),
+    )
+    updates = itertools.chain.from_iterable(
+        zip(range(count, 2 * count), range(2 * count, 3 * count), strict=True)
+    )
+    return late, replace(late, order=(*range(count), *updates))
+
+
+def _u_shaped_bytes(number: int, count: int) -> int:
+    level = min(number, count - 1 - number)
+    return 10 * max(1, 64 >> level // 2)
