@@ -2,6 +2,7 @@
 
 import gc
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -173,3 +174,27 @@ def test_evaluation_and_a_smaller_batch_need_not_keep_a_share_of_their_own(compi
         (budget_bytes,) = {budget for budget, recomputes in kinds if recomputes}
         assert kinds == {(budget_bytes, True), (budget_bytes, False), (None, False)}
     assert results[0].shape == results[1].shape
+
+
+class NarrowNorms(nn.Module):
+    """Layers that normalise rows so short that their means and deviations are a third of all bytes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(layer for _ in range(6) for layer in (nn.LayerNorm(8), nn.Linear(8, 8)))
+        )
+
+    def forward(self, x):
+        return self.layers(x)[..., 0].flatten(1)
+
+
+def test_results_that_are_larger_than_kernels_say_count():
+    """Under autocast, CPU kernels make means and deviations in float32 and say bfloat16."""
+    torch.manual_seed(0)
+    examples = [(torch.randn(8, 512, 8), torch.randint(512, (8,))) for _ in range(RUNS)]
+    autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+    loop = OwnLoop(NarrowNorms(), examples[0][0], context=autocast, memory_budget=0.5).run(examples)
+    loop.assert_served()
+    assert loop.step.plan.recomputed.operators
+    assert_kept(loop.step)
