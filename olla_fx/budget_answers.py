@@ -85,15 +85,14 @@ class Sequences:
         self._link = link
         self._profile = profile
 
-    def fastest(self, budget_bytes: Bytes, deadline: float, effort: float | None = None) -> Answer:
+    def fastest(self, budget_bytes: Bytes, deadline: float, effort: float = 1.0) -> Answer:
         """Return the fastest sequence that is found within a budget, or the one with the lowest peak.
 
         Args:
             budget_bytes: of planned arrays and workspaces.
             deadline: ``time.monotonic()`` at which to stop with what there is.
-            effort: as :func:`least_time` takes it; None for as much for each order as for a single one.
+            effort: as :func:`least_time` takes it.
         """
-        effort = len(self._problems) if effort is None else effort
         solver = self._solver
         if self._link is None:
             return _alone(
@@ -119,7 +118,7 @@ class Sequences:
         Args:
             deadline: ``time.monotonic()`` at which to stop with what there is.
         """
-        lowest = self.fastest(0, deadline)
+        lowest = self.fastest(0, deadline, EFFORT)
         span_bytes = max(0, lowest.peak_bytes - lowest.bound.least_bytes)
         peaks = [lowest.peak_bytes - span_bytes * step // SMALLER_PEAKS for step in range(SMALLER_PEAKS + 1)]
         if self._link is not None:

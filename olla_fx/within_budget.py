@@ -253,11 +253,12 @@ class _Search:
         deadline = self._deadline
         answer = first = self._answer(self._room_bytes, deadline)
         excess_bytes = self._try(answer)
-        for _ in range(MOST_ROUNDS):
+        for earlier in range(MOST_ROUNDS):
             if excess_bytes <= 0 or not answer.is_met:
                 break
             peak_bytes = min(answer.budget_bytes, answer.peak_bytes)
-            answer = self._answer(peak_bytes - excess_bytes, deadline)
+            # What stands in the way may be the same for a slightly smaller peak.
+            answer = self._answer(peak_bytes - (excess_bytes << earlier), deadline)
             excess_bytes = self._try(answer)
         if answer.extra_seconds > first.bound.extra_seconds:
             self._ask_for_more(answer, -excess_bytes, deadline)
@@ -278,7 +279,7 @@ class _Search:
             is_near = _extra_seconds(self._best[1]) - self._rewritten_seconds <= least_seconds
             if is_near or target_bytes - low < CLOSE * self._room_bytes:
                 break
-            answer = self._sequences.fastest(target_bytes, deadline, 1.0)
+            answer = self._sequences.fastest(target_bytes, deadline)
             if self._try(answer, only_if_near=True) <= 0:
                 low = target_bytes
             else:

@@ -230,13 +230,16 @@ def plain_states(instance: Instance) -> States:
     return states
 
 
-def states_of(instance: Instance, repeated: Iterable[int]) -> States:
+def states_of(instance: Instance, repeated: Iterable[int], plain: States) -> States:
     """Return the states in which some units are made again once, and what they read of others is kept.
 
-    All else is as in the plain states.
+    Args:
+        instance: the step.
+        repeated: the units.
+        plain: the states of all others, without any repetition.
     """
     repeated = set(repeated)
-    states = plain_states(instance)
+    states = list(plain)
     for unit in sorted(repeated):
         states[unit] = ONCE
         for read in instance.units.reads[unit]:

@@ -59,7 +59,7 @@ def least_memory(
     most_walks = max(LEAST_WALKS, MOST_STEPS // max(1, len(problem.order)))
     try:
         for corner in Cuts(choice_of_units(instance), deadline).within(most_extra_seconds):
-            states = states_of(instance, corner.repeated)
+            states = states_of(instance, corner.repeated, plain.states)
             pool.add(Evaluated(states, evaluator.evaluate(states)))
         for start in (pool.lowest_within(most_extra_seconds), plain):
             _lower(evaluator, pool, start, most_extra_seconds, most_walks)

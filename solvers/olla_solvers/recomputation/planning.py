@@ -190,6 +190,7 @@ class Planner:
                 if report is not None:
                     report()
                 self._start()
+                search.drop_cheapest(budget_bytes)
                 search.meet(budget_bytes, round((1 - SHARE_OF_STARTS - SHARE_OF_ANNEALING) * self._walks))
                 # What was proposed is close to the budget, and would hide other ways to meet it.
                 self._add([proposal for proposal in proposals if proposal.order == order])
@@ -199,7 +200,7 @@ class Planner:
                     search.improve(budget_bytes, self._tries, self._seed)
             if self._is_far(budget_bytes):
                 self._compile()
-            if self._is_compiled and not self._is_settled(budget_bytes):
+            if self._is_far(budget_bytes) or (self._is_compiled and not self._is_settled(budget_bytes)):
                 self._improve(budget_bytes)
         except DeadlinePassedError:
             return
@@ -255,11 +256,13 @@ class Planner:
     def _share_effort(self) -> None:
         """Set how many walks an order has for a budget, and how many annealing makes."""
         walks = round(self._effort * self._usual_walks(is_compiled=self._is_compiled))
-        self._walks = walks // len(self._searches)
+        # Where walks may be compiled, orders go on from each other's states; else each has all of them.
+        is_shared = self._may_compile and compiled.is_available()
+        self._walks = walks // len(self._searches) if is_shared else walks
         self._tries = round(SHARE_OF_ANNEALING * self._walks)
         if self._is_compiled:
             self._tries = round(self._effort * MOST_COMPILED_STEPS) // self._operators
-        elif self._effort >= WORTH_IN_SMALL_STEPS:
+        else:
             self._tries = max(self._tries, round(self._effort * LEAST_ANNEALED_STEPS) // self._operators)
 
     def _usual_walks(self, *, is_compiled: bool) -> int:
@@ -278,7 +281,9 @@ class Planner:
         )
 
     def _is_far(self, budget_bytes: Bytes) -> bool:
-        """Return True if states within a budget are much slower than is proven, or there are none."""
+        """Return True if states within a budget are much slower than is proven, or there are none yet."""
+        if self.bound(budget_bytes).is_impossible:
+            return False
         evaluated = self._fastest(budget_bytes)[1]
         proven = self.bound(budget_bytes).extra_seconds
         slack = max(FAR_IN_STEPS * self._step_seconds, FAR_FROM_PROVEN * proven)

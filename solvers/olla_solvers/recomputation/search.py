@@ -24,6 +24,7 @@ from olla_solvers.recomputation.evaluate import Evaluator, States, plain_states,
 from olla_solvers.recomputation.greedy import Greedy, prune
 from olla_solvers.recomputation.grid import SEGMENTS, segmented
 from olla_solvers.recomputation.instance import Instance
+from olla_solvers.recomputation.low_cost import rates, without
 from olla_solvers.recomputation.pool import Evaluated, Pool
 from olla_solvers.recomputation.walk import ALWAYS, MOST_MOMENTS, OFTEN, ONCE
 
@@ -36,6 +37,9 @@ NEIGHBOURS = 3
 FIRST_TURNS, TURNS, MOST_TURNS = 2, 8, 24
 """Anneals, each from the best of the one before, between which the clock is looked at: as many if they gain
 nothing from the fastest states, usually, and as long as they gain."""
+
+FIRST_SHARE = 64
+"""The share of the units, as a reciprocal, from which on more and more of the cheapest are dropped."""
 
 ROUNDS = 4
 """Times that a budget is approached, as long as that gains."""
@@ -112,7 +116,7 @@ class Search:
         last_walk = self.evaluator.walks + most_walks
         corners, units = [], len(self.plain.states)
         for corner in curve:
-            states = states_of(self._instance, corner.repeated)
+            states = states_of(self._instance, corner.repeated, self.plain.states)
             corners.append(states)
             self.try_states(states)
         often = ([OFTEN] * units, [ALWAYS] * units) if self._is_compiled else ()
@@ -122,6 +126,27 @@ class Search:
                 if self.evaluator.walks >= last_walk:
                     return
                 self.try_states(states)
+
+    def drop_cheapest(self, budget_bytes: Bytes) -> None:
+        """Find how many of the units that take fewest seconds per byte must be dropped.
+
+        Args:
+            budget_bytes: the peak that may not be passed.
+        """
+        price, plain = rates(self._instance), self.plain.states
+        units = sorted(range(len(price)), key=price.__getitem__)
+
+        def is_within(count: int) -> bool:
+            tried = self.try_states(without(self._instance, units[:count], plain))
+            return tried.evaluation.is_valid and tried.peak_bytes <= budget_bytes
+
+        # Where very many are dropped, what is made again together needs more memory, so the first is sought.
+        low, high = 0, max(1, len(units) // FIRST_SHARE)
+        while high < len(units) and not is_within(high):
+            low, high = high, high + max(1, high // 4)
+        while high - low > 1 and high < len(units):
+            middle = (low + high) // 2
+            low, high = (low, middle) if is_within(middle) else (middle, high)
 
     def meet(self, budget_bytes: Bytes, most_walks: int) -> Evaluated | None:
         """Search the fastest states within a budget; None if none are found.

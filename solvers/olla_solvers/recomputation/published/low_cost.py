@@ -8,11 +8,11 @@ tried from the cheapest unit on.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Sequence
 
 from olla_solvers.problem import Bytes, OperatorIndex
 from olla_solvers.recomputation.instance import Instance, prepare
+from olla_solvers.recomputation.low_cost import rates
 from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem
 from olla_solvers.recomputation.published.mirror import MirrorCounts, best_mirrored
 
@@ -43,15 +43,6 @@ def low_cost_counts(instance: Instance) -> Iterator[MirrorCounts]:
     rate = rates(instance)
     for threshold in spread(rate, MOST_THRESHOLDS):
         yield [int(value <= threshold) for value in rate]
-
-
-def rates(instance: Instance) -> list[float]:
-    """Return for each unit the seconds of its repetition per byte of its arrays."""
-    result = []
-    for arrays, seconds in zip(instance.units.arrays, instance.units.seconds, strict=True):
-        size = sum(instance.flat.array_bytes[array] for array in arrays)
-        result.append(seconds / size if size else math.inf)
-    return result
 
 
 def spread(values: Sequence[float], count: int) -> list[float]:

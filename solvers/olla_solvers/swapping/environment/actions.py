@@ -121,7 +121,7 @@ def _removals(instance: Instance, operations: Sequence[Operation], nodes: _Nodes
         shown = [index for index in members if index in known]
         if plain[unit] != KEPT or not shown:
             continue
-        evaluation = evaluator.evaluate(states_of(instance, [unit]))
+        evaluation = evaluator.evaluate(states_of(instance, [unit], plain))
         if not evaluation.is_valid:
             continue
         phase = instance.phase_of(unit)
