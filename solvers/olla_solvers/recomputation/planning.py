@@ -70,8 +70,8 @@ PROGRAMS_WORK = 0.6
 SHARE_FOR_PROGRAMS = 0.5
 """Share of what is left until a deadline that programs of one budget may take."""
 
-WALKS_A_UNIT = 40
-"""Walks that are worth making for each unit that could be dropped."""
+WALKS_A_UNIT, TRIES_A_UNIT = 40, 2_000
+"""Walks, and walks of compiled annealing, that are worth making for each unit that could be dropped."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Planner:
                     search.improve(budget_bytes, self._tries, self._seed)
             if self._is_far(budget_bytes):
                 self._compile()
-            if self._is_far(budget_bytes) or (self._is_compiled and not self._is_settled(budget_bytes)):
+            if self._is_compiled and not self._is_settled(budget_bytes):
                 self._improve(budget_bytes)
         except DeadlinePassedError:
             return
@@ -213,9 +213,10 @@ class Planner:
         self._best_search(budget_bytes).improve(budget_bytes, self._tries, self._seed)
         fruitless = 0
         for turn in range(MOST_EXCHANGES if self._operators <= MOST_EXCHANGED_OPERATORS else 0):
-            if fruitless == MOST_FRUITLESS or not self._is_far(budget_bytes):
-                return
             before = self._fastest(budget_bytes)[1]
+            most = MOST_FRUITLESS if before else 1
+            if fruitless == most or not self._is_far(budget_bytes):
+                return
             self._exchange(budget_bytes, self._seed + (turn + 1) * SEEDS_APART)
             after = self._fastest(budget_bytes)[1]
             fruitless = fruitless + 1 if after is before else 0
@@ -261,8 +262,9 @@ class Planner:
         self._walks = walks // len(self._searches) if is_shared else walks
         self._tries = round(SHARE_OF_ANNEALING * self._walks)
         if self._is_compiled:
-            self._tries = round(self._effort * MOST_COMPILED_STEPS) // self._operators
-        else:
+            tries = min(MOST_COMPILED_STEPS // self._operators, TRIES_A_UNIT * self._units)
+            self._tries = round(self._effort * tries)
+        elif self._effort >= WORTH_IN_SMALL_STEPS:
             self._tries = max(self._tries, round(self._effort * LEAST_ANNEALED_STEPS) // self._operators)
 
     def _usual_walks(self, *, is_compiled: bool) -> int:

@@ -24,8 +24,9 @@ from dataclasses import dataclass
 
 from olla_solvers.problem import Bytes
 from olla_solvers.recomputation.instance import Instance, prepare
+from olla_solvers.recomputation.low_cost import rates
 from olla_solvers.recomputation.problem import Recomputation, RecomputationProblem
-from olla_solvers.recomputation.published.low_cost import rates, spread
+from olla_solvers.recomputation.published.low_cost import spread
 from olla_solvers.recomputation.published.mirror import MirrorCounts, best_mirrored
 from olla_solvers.recomputation.units import Unit
 
