@@ -213,10 +213,9 @@ class Planner:
         self._best_search(budget_bytes).improve(budget_bytes, self._tries, self._seed)
         fruitless = 0
         for turn in range(MOST_EXCHANGES if self._operators <= MOST_EXCHANGED_OPERATORS else 0):
-            before = self._fastest(budget_bytes)[1]
-            most = MOST_FRUITLESS if before else 1
-            if fruitless == most or not self._is_far(budget_bytes):
+            if fruitless == MOST_FRUITLESS or not self._is_far(budget_bytes):
                 return
+            before = self._fastest(budget_bytes)[1]
             self._exchange(budget_bytes, self._seed + (turn + 1) * SEEDS_APART)
             after = self._fastest(budget_bytes)[1]
             fruitless = fruitless + 1 if after is before else 0
