@@ -6,9 +6,9 @@ into the graph, ordered, placed and measured against the budget as any other pla
 little larger than the peak that was chosen for (copies, fragmentation), or smaller (another order); then less
 is asked for, or more.
 
-Kernels' workspaces are not known before a run was recorded. After it the choice is made anew, with them and
-with the seconds that were measured then. They are known by the kind of operator, so that they hold for the
-new graph, too, whose own run is recorded next.
+Kernels' workspaces, and which results are larger than operators say, are not known before a run was
+recorded. After it the choice is made anew, with them and with the seconds that were measured then. They are
+known by the kind of operator, so that they hold for the new graph, too, whose own run is recorded next.
 """
 
 from __future__ import annotations
@@ -253,12 +253,12 @@ class _Search:
         deadline = self._deadline
         answer = first = self._answer(self._room_bytes, deadline)
         excess_bytes = self._try(answer)
-        for earlier in range(MOST_ROUNDS):
+        for round_number in range(MOST_ROUNDS):
             if excess_bytes <= 0 or not answer.is_met:
                 break
             peak_bytes = min(answer.budget_bytes, answer.peak_bytes)
             # What stands in the way may be the same for a slightly smaller peak.
-            answer = self._answer(peak_bytes - (excess_bytes << earlier), deadline)
+            answer = self._answer(peak_bytes - (excess_bytes << round_number), deadline)
             excess_bytes = self._try(answer)
         if answer.extra_seconds > first.bound.extra_seconds:
             self._ask_for_more(answer, -excess_bytes, deadline)

@@ -65,6 +65,7 @@ def compared(known: Figures) -> list[tuple[int, float, str]]:
 def of_experiments(model: str, batch: int, rewrites: str) -> list[int]:
     """Return the memory that earlier experiments needed of the same step, for comparisons at equal memory."""
     sizes = EXPERIMENTS.get(f"{model} {batch}", ()) if rewrites == "none" else ()
+    # They were rounded to whole MiB.
     return [int((size + 0.5) * MIB) for size in sizes if size]
 
 

@@ -3,7 +3,8 @@
 A bound comes first (:mod:`olla_solvers.recomputation.bounds`). If there is an integer program solver, it is
 asked for states of each order and for a better bound (:mod:`olla_solvers.recomputation.residency`). The
 search of an order for which it has no optimum (:mod:`olla_solvers.recomputation.search`) ends when it meets
-the bound, or its effort, counted in walks, is spent. Walks are compiled where that pays.
+the bound, or its effort, counted in walks, is spent. Where that is far from the bound, all orders go on in
+turns, also from each other's states. Walks are compiled where that pays, and for these turns.
 """
 
 from __future__ import annotations
@@ -55,13 +56,14 @@ FAR_IN_STEPS, FAR_FROM_PROVEN = 0.003, 0.03
 """Shares of the step's seconds and of those that are proven by which states are slower that are far."""
 
 MOST_EXCHANGES, MOST_FRUITLESS = 6, 2
-"""How often orders go on from each other's states, and how often in a row for nothing."""
+"""Turns in which all orders go on, also from each other's states, and those in a row that may gain nothing.
+A single order meets the budget and is annealed again, with other random numbers."""
 
 MOST_EXCHANGED_OPERATORS = 3000
 """In longer steps, bringing the states of another order within a budget takes many seconds."""
 
 SEEDS_APART = 100
-"""More than one search uses."""
+"""More seeds than one search uses."""
 
 PROGRAMS_WORK = 0.6
 """Of the solver, for integer programs of one budget at the usual effort; see
@@ -198,15 +200,19 @@ class Planner:
                     search.meet(budget_bytes, round(SHARE_OF_PROPOSALS * self._walks))
                 if not self._is_compiled and not self._is_settled(budget_bytes):
                     search.improve(budget_bytes, self._tries, self._seed)
+            if len(settled) == len(self._searches) or self._is_settled(budget_bytes):
+                return
+            if report is not None:
+                report()
             if self._is_far(budget_bytes):
                 self._compile()
-            if self._is_compiled and not self._is_settled(budget_bytes):
-                self._improve(budget_bytes)
+            if self._is_compiled:
+                self._improve(budget_bytes, report)
         except DeadlinePassedError:
             return
 
-    def _improve(self, budget_bytes: Bytes) -> None:
-        """Go on with the order that promises most, and anneal the best states."""
+    def _improve(self, budget_bytes: Bytes, report: Callable[[], None] | None) -> None:
+        """Go on with the order that promises most, anneal the best states, and go on with all in turns."""
         # It may take what all orders together have taken, once more.
         search = self._best_search(round(NEARLY * budget_bytes))
         search.meet(budget_bytes, len(self._searches) * self._walks)
@@ -215,13 +221,15 @@ class Planner:
         for turn in range(MOST_EXCHANGES if self._operators <= MOST_EXCHANGED_OPERATORS else 0):
             if fruitless == MOST_FRUITLESS or not self._is_far(budget_bytes):
                 return
+            if report is not None:
+                report()
             before = self._fastest(budget_bytes)[1]
             self._exchange(budget_bytes, self._seed + (turn + 1) * SEEDS_APART)
             after = self._fastest(budget_bytes)[1]
             fruitless = fruitless + 1 if after is before else 0
 
     def _exchange(self, budget_bytes: Bytes, seed: int) -> None:
-        """Go on in all orders from the best states of any: what none meets by itself, another may show."""
+        """Go on in all orders, also from the best states of any: one may be met while a better one is not."""
         best = self._best_search(budget_bytes)
         states = (best.pool.fastest(budget_bytes) or best.pool.lowest).states
         for search in self._searches:
@@ -246,17 +254,18 @@ class Planner:
 
     def _compile(self) -> None:
         """Have numba compile walks from now on, if that is allowed and possible."""
-        if self._is_compiled or not self._may_compile or not compiled.is_ready(self._deadline):
+        if self._is_compiled or not self._may_compile:
             return
-        self._is_compiled = True
-        for search in self._searches:
-            search.compile()
+        self._is_compiled = self._may_compile = compiled.is_ready(self._deadline)
+        if self._is_compiled:
+            for search in self._searches:
+                search.compile()
         self._share_effort()
 
     def _share_effort(self) -> None:
         """Set how many walks an order has for a budget, and how many annealing makes."""
         walks = round(self._effort * self._usual_walks(is_compiled=self._is_compiled))
-        # Where walks may be compiled, orders go on from each other's states; else each has all of them.
+        # Where walks may be compiled, all orders go on in turns; else each has all walks at once.
         is_shared = self._may_compile and compiled.is_available()
         self._walks = walks // len(self._searches) if is_shared else walks
         self._tries = round(SHARE_OF_ANNEALING * self._walks)

@@ -1,10 +1,11 @@
 """Searches the fastest states of one order within budgets, and keeps all that is best at some budget.
 
 Starts are the corners of the curve of minimum cuts, and segments of each
-(:mod:`olla_solvers.recomputation.grid`). For a budget, the fastest start within it is moved as far as the
-budget allows towards faster ones that are beyond it, in windows of the units in which they differ; and
-those beyond it are brought within it greedily. What is not needed is kept again. What is found for one budget
-serves as a start for the next. Where effort is left, it is annealed
+(:mod:`olla_solvers.recomputation.grid`), for a budget also what is cheapest to make again
+(:mod:`olla_solvers.recomputation.low_cost`), and what was found in other orders. For a budget, the fastest
+start within it is moved as far as the budget allows towards faster ones that are beyond it, in windows of the
+units in which they differ; and those beyond it are brought within it greedily. What is not needed is kept
+again. What is found for one budget serves as a start for the next. Where effort is left, it is annealed
 (:mod:`olla_solvers.recomputation.anneal`).
 """
 
@@ -85,8 +86,7 @@ class Search:
 
     def has_units_of(self, other: Search) -> bool:
         """Return True if the same may run again in another order."""
-        here, there = self._instance.units, other._instance.units
-        return here.arrays == there.arrays and here.operators == there.operators
+        return self._instance.units.arrays == other._instance.units.arrays
 
     def try_states_of(self, other: Search, states: States) -> None:
         """Evaluate states that were found for another order of the same units, if they can be stated here.
@@ -132,6 +132,9 @@ class Search:
 
         Args:
             budget_bytes: the peak that may not be passed.
+
+        Raises:
+            DeadlinePassedError: if the deadline passes.
         """
         price, plain = rates(self._instance), self.plain.states
         units = sorted(range(len(price)), key=price.__getitem__)
@@ -140,11 +143,15 @@ class Search:
             tried = self.try_states(without(self._instance, units[:count], plain))
             return tried.evaluation.is_valid and tried.peak_bytes <= budget_bytes
 
+        if not units:
+            return
         # Where very many are dropped, what is made again together needs more memory, so the first is sought.
         low, high = 0, max(1, len(units) // FIRST_SHARE)
-        while high < len(units) and not is_within(high):
-            low, high = high, high + max(1, high // 4)
-        while high - low > 1 and high < len(units):
+        while not is_within(high):
+            if high == len(units):
+                return
+            low, high = high, min(len(units), high + max(1, high // 4))
+        while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if is_within(middle) else (middle, high)
 
